@@ -41,8 +41,9 @@ class Diagnostician:
         self.hinted: frozenset[str] = frozenset()
         """Alternatives (`causes/...`) that something else which was read points to."""
         self._window = window
-        self.ledger = FaultLedger(knowledge.about, boot=boot)
-        self.log = FailureLog(advice=Advice(knowledge.rules.values()))
+        self.ledger = FaultLedger(lambda signal: self.knowledge.about(signal), boot=boot)
+        self.log = FailureLog(advice=lambda facts: self._advice(facts))
+        self._advice = Advice(knowledge.rules.values())
         self._allocations: dict[str, Allocation] = {}
         self._verdicts: dict[str, tuple[Verdict, ...]] = {}
         self._known: dict[str, Fault] = {}
@@ -70,8 +71,9 @@ class Diagnostician:
     def held(self, allocations: Iterable[Allocation]) -> None:
         """What containers hold now. What one held before stays known: a crashed pod's devices still matter."""
         for allocation in allocations:
-            self._allocations.pop(allocation.container.key, None)
-            self._allocations[allocation.container.key] = allocation
+            key = _holder(allocation.container)
+            self._allocations.pop(key, None)
+            self._allocations[key] = allocation
         while len(self._allocations) > ALLOCATION_LIMIT:
             del self._allocations[next(iter(self._allocations))]
 
@@ -98,6 +100,12 @@ class Diagnostician:
             self._judge(changes, everything=material)
         return changes
 
+    def learn(self, knowledge: Knowledge) -> Changes:
+        """Takes other rules into force; what is known already is worded anew."""
+        self.knowledge = knowledge
+        self._advice = Advice(knowledge.rules.values())
+        return self.reconsider()
+
     def reconsider(self) -> Changes:
         """Judges every failure again: allocations became known, or the kernel log became readable."""
         changes = Changes()
@@ -114,7 +122,7 @@ class Diagnostician:
                 failure,
                 rule,
                 faults=self.ledger.faults,
-                held=self._allocations.get(failure.container.key),
+                held=self._allocations.get(_holder(failure.container)),
                 window=self._window,
                 kernel_read=self.kernel_read,
             )
@@ -140,6 +148,11 @@ class Diagnostician:
         for verdict in self._verdicts.pop(key, ()):
             changes.verdicts.pop(verdict.id, None)
             changes.dropped.add(verdict.id)
+
+
+def _holder(container: ContainerRef) -> str:
+    """Pod uid and container name: all that every source of allocations knows of a container."""
+    return f"{container.uid}/{container.container}" if container.uid else container.key
 
 
 def _essence(fault: Fault | None) -> tuple[object, ...]:
