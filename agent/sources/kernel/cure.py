@@ -30,7 +30,7 @@ def cure_for(standing: Standing) -> str:
         )
     if not standing.holds_syslog and standing.euid != 0:
         return (
-            f"Run the agent as root (securityContext.runAsUser: 0, it is {standing.euid}) with capabilities.add: [SYSLOG]; "
+            f"Run the agent as root (runAsUser: 0, now {standing.euid}) with capabilities.add: [SYSLOG]; "
             "a process that is not root gets no added capability"
         )
     if not standing.holds_syslog:

@@ -67,7 +67,7 @@ class Intake:
         return record
 
     def overrun(self) -> None:
-        """The log said that records were overwritten. The next number tells how many if there is one to compare with."""
+        """The log said that records were overwritten. The next number tells how many, if there is one to compare."""
         if self.position is None:
             self.lost += 1
 

@@ -21,7 +21,7 @@ _READ_ALL = 3
 _SIZE_BUFFER = 10
 
 GLANCE = 1 << 13
-"""Bytes of the newest lines that a poll reads first; it reads the whole ring only when they do not reach back enough."""
+"""Bytes of the newest lines that a poll reads first; the whole ring only when they do not reach back far enough."""
 
 
 @cache
