@@ -14,10 +14,13 @@ import msgspec
 
 from agent.detect.rules import RuleError, load_document, render
 from agent.detect.xid import NvlinkEvent, SxidLine, XidLine, parse_nvlink5, parse_recovery_action
-from agent.model import Action, Component, Confidence, FaultHint, Scope, Severity
+from agent.model import Action, Component, Confidence, FaultHint, PciAddress, Scope, Severity
 
 V2_BRANCH = 575
 """The first driver branch whose NVLink 5 words follow the table's second pattern."""
+
+NO_BUS = "<bus address>"
+"""What an advice says in place of a GPU's address that is not known."""
 
 Until = Literal["none", "process_exit", "reset", "reboot", "vm_restart", "service", "depends"]
 Reaches = Literal["none", "nvlink_peers", "node", "depends"]
@@ -281,7 +284,9 @@ class Catalogue:
         known = self._form.recoveries.get(recovery)
         return known.plan if known else word.explain
 
-    def fix(self, severity: Severity, recovery: str, own: Sequence[str], *, fields: Mapping[str, str]) -> tuple[str, ...]:
+    def fix(
+        self, severity: Severity, recovery: str, own: Sequence[str], *, fields: Mapping[str, str]
+    ) -> tuple[str, ...]:
         """The advice for one fault: severity's, then recovery's, then its own, each sentence once."""
         word = self._form.recoveries.get(recovery)
         said = (*self._form.severities[severity].fix, *(word.fix if word else ()), *own)
@@ -291,14 +296,15 @@ class Catalogue:
         """What an Xid line means. `branch` is the driver's branch (580) where it is known; total for any line."""
         entry = self.entry(line.code) or self._unlisted(line.code)
         own = _own_fields(line)
+        bus = f"{line.pci}.0"
         if entry.decided_by == "recovery_action":
-            return self._judge_verdict(entry, parse_recovery_action(line.text), own)
+            return self._judge_verdict(entry, parse_recovery_action(line.text), own, bus=bus)
         if entry.decided_by == "nvlink5":
-            return self._judge_nvlink5(entry, parse_nvlink5(line.text), own, branch=branch)
+            return self._judge_nvlink5(entry, parse_nvlink5(line.text), own, bus=bus, branch=branch)
         for variant in entry.variants:
             if line.text.endswith(variant.ends):
                 return self._judgement(
-                    entry, variant.severity, variant.recovery, why=variant.says, own=own, plan=None,
+                    entry, variant.severity, variant.recovery, why=variant.says, own=own, bus=bus,
                     caused_by=line.caused_by,
                 )  # fmt: skip
         why = _because(entry)
@@ -306,8 +312,9 @@ class Catalogue:
             why = f"the line itself names Xid {line.caused_by} as its cause; {why}"
             own["caused_by"] = str(line.caused_by)
         return self._judgement(
-            entry, entry.severity, entry.recovery, why=why, own=own, plan=entry.plan, caused_by=line.caused_by
-        )
+            entry, entry.severity, entry.recovery, why=why, own=own, bus=bus, plan=entry.plan,
+            caused_by=line.caused_by,
+        )  # fmt: skip
 
     def judge_code(self, code: int) -> Judgement:
         """What a bare number means (an NVML event, a root cause that another line names); its line may say more."""
@@ -326,12 +333,14 @@ class Catalogue:
             fields["link"] = str(line.link)
         return self._say_switch(outcome, kind, fields)
 
-    def explain(self, code: int, hint: FaultHint, fields: Mapping[str, str]) -> Judgement:
+    def explain(
+        self, code: int, hint: FaultHint, fields: Mapping[str, str], *, pci: PciAddress | None = None
+    ) -> Judgement:
         """The judgement of an earlier line, said again from what was kept of it (`Signal.xid`, `.fault`, `.fields`)."""
         entry = self.entry(code) or self._unlisted(code)
         outcome = self._outcome(fields.get("outcome", ""))
         own = outcome.fix if outcome else () if entry.decided_by else entry.fix
-        known = {"code": str(code), "title": entry.title, **fields}
+        known = {"code": str(code), "title": entry.title, "bus": f"{pci}.0" if pci else NO_BUS, **fields}
         plain = (hint.severity, hint.recovery) == (entry.severity, entry.recovery)
         return Judgement(
             hint=hint,
@@ -366,23 +375,26 @@ class Catalogue:
             fields={**fields, "kind": kind, "why": why},
         )
 
-    def _judge_verdict(self, entry: XidEntry, change: tuple[int, int] | None, own: dict[str, str]) -> Judgement:
+    def _judge_verdict(
+        self, entry: XidEntry, change: tuple[int, int] | None, own: dict[str, str], *, bus: str
+    ) -> Judgement:
         if change is None:
             why = "the line's recovery action could not be read"
-            return self._judgement(entry, Severity.UNKNOWN, entry.recovery, why=why, own=own)
+            return self._judgement(entry, Severity.UNKNOWN, entry.recovery, why=why, own=own, bus=bus)
         own["action_from"], own["action_to"] = (f"{value:#x}" for value in change)
         row = next((v for v in self._form.verdicts if v.value == change[1]), None)
         if row is None:
             why = f"driver's recovery action {change[1]:#x}, a value that the catalogue does not know"
-            return self._judgement(entry, Severity.UNKNOWN, entry.recovery, why=why, own=own, verdict=True)
+            # Not a verdict: what nobody can read must not take back what the catalogue said before.
+            return self._judgement(entry, Severity.UNKNOWN, entry.recovery, why=why, own=own, bus=bus)
         why = f"driver's recovery action {change[1]:#x}: {row.says}"
         return self._judgement(
-            entry, row.severity, row.recovery, why=why, own=own, component=row.component, verdict=True,
-            clears=row.value == 0,
+            entry, row.severity, row.recovery, why=why, own=own, bus=bus, component=row.component,
+            verdict=True, clears=row.value == 0,
         )  # fmt: skip
 
     def _judge_nvlink5(
-        self, entry: XidEntry, event: NvlinkEvent | None, own: dict[str, str], *, branch: int | None
+        self, entry: XidEntry, event: NvlinkEvent | None, own: dict[str, str], *, bus: str, branch: int | None
     ) -> Judgement:
         own |= _event_fields(event)
         own["outcome"] = name = self._nvlink_outcome(entry.code, event, branch=branch)
@@ -391,8 +403,9 @@ class Catalogue:
         if event is not None and event.injected:
             why += "; the line marks it as injected by a test"
         return self._judgement(
-            entry, outcome.severity, outcome.recovery, why=why, own=own, fix=outcome.fix, confidence=outcome.confidence
-        )
+            entry, outcome.severity, outcome.recovery, why=why, own=own, bus=bus, fix=outcome.fix,
+            confidence=outcome.confidence,
+        )  # fmt: skip
 
     def _nvlink_outcome(self, code: int, event: NvlinkEvent | None, *, branch: int | None) -> str:
         if event is None:
@@ -412,6 +425,7 @@ class Catalogue:
         *,
         why: str,
         own: dict[str, str],
+        bus: str = NO_BUS,
         fix: Sequence[str] | None = None,
         plan: Action | None = None,
         component: Component | None = None,
@@ -431,7 +445,7 @@ class Catalogue:
         own["why"] = why
         if confidence is not Confidence.CERTAIN:
             own["confidence"] = confidence.value
-        known = {"code": str(entry.code), "title": entry.title, **own}
+        known = {"code": str(entry.code), "title": entry.title, "bus": bus, **own}
         return Judgement(
             hint=hint,
             title=f"Xid {entry.code}: {entry.title}",

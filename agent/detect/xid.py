@@ -45,7 +45,7 @@ _WORD = re.compile(r"0x([0-9a-fA-F]{1,8}(?=[\s,)])|[0-9a-fA-F]{8}\Z)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XidLine:
-    """One Xid as the driver printed it. `mig_gi` and `mig_ci` are the MIG instance ids, None where no instance is named.
+    """One Xid as the driver printed it. `mig_gi` and `mig_ci` are the MIG instance ids, None where none is named.
 
     `pid` counts in the host's namespace. `name` is the program's own word: show it, decide nothing by it.
     """
@@ -149,7 +149,7 @@ def parse_sxid(message: str) -> SxidLine | None:
 
 
 def parse_nvlink5(text: str) -> NvlinkEvent | None:
-    """The fields of an NVLink 5 text (`XidLine.text` of 144 to 150), which may be cut off anywhere after the severity."""
+    """The fields of an NVLink 5 text (`XidLine.text` of 144 to 150), which may be cut off after the severity word."""
     found = None
     # A name that holds a comma leaves its rest in front of the unit: the last piece is the driver's.
     for piece in (text.rpartition(", ")[2], text):
