@@ -16,6 +16,9 @@ from agent.detect.rules import RuleError, load_document, render
 from agent.detect.xid import NvlinkEvent, SxidLine, XidLine, parse_nvlink5, parse_recovery_action
 from agent.model import Action, Component, Confidence, FaultHint, PciAddress, Scope, Severity
 
+FILES = ("xid/catalogue.yaml", "xid/nvlink5.yaml")
+"""The two documents, as messages name them where the caller gives no path."""
+
 V2_BRANCH = 575
 """The first driver branch whose NVLink 5 words follow the table's second pattern."""
 
@@ -190,25 +193,37 @@ class Judgement:
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Description:
+    """One code for a person who asks what it is; `rows` are (name, value) in the order in which to show them."""
+
+    code: int
+    mnemonic: str
+    title: str
+    severity: Severity
+    recovery: str
+    component: Component
+    action: Action
+    rows: tuple[tuple[str, str], ...]
+    fix: tuple[str, ...]
+
+
 class Catalogue:
     """The meaning of every code. Parses its documents when they are first needed, each once."""
 
-    def __init__(self, catalogue: bytes, nvlink5: bytes, *, file: str, nvlink5_file: str) -> None:
+    def __init__(self, catalogue: bytes, nvlink5: bytes, *, files: tuple[str, str] = FILES) -> None:
         self._bytes, self._nvlink5_bytes = catalogue, nvlink5
-        self.file, self.nvlink5_file = file, nvlink5_file
+        self.file, self.nvlink5_file = files
         self._entries: dict[int, XidEntry] = {}
 
     @classmethod
-    def from_yaml(
-        cls,
-        catalogue: bytes,
-        nvlink5: bytes,
-        *,
-        file: str = "xid/catalogue.yaml",
-        nvlink5_file: str = "xid/nvlink5.yaml",
-    ) -> Self:
-        """A catalogue over the text of its two files, whose names are only for messages. Checks nothing yet."""
-        return cls(catalogue, nvlink5, file=file, nvlink5_file=nvlink5_file)
+    def from_yaml(cls, catalogue: bytes, nvlink5: bytes, *, files: tuple[str, str] = FILES) -> Self:
+        """A catalogue over the text of its two documents, whose names are only for messages.
+
+        Nothing is read or checked yet, so that who never asks pays nothing: call :meth:`check` where a mistake must
+        show at once. Every other method raises RuleError for a document that cannot be used.
+        """
+        return cls(catalogue, nvlink5, files=files)
 
     def check(self) -> None:
         """Reads both documents and every cross reference in them. Raises RuleError with the first mistake."""
@@ -276,13 +291,60 @@ class Catalogue:
         """True where NVIDIA's device plugin marks the GPU unhealthy for this code, and so stops offering it."""
         return code not in self._form.device_plugin_ignores
 
-    def action(self, severity: Severity, recovery: str) -> Action:
-        """The action that a severity and a recovery warrant together; a recovery without a row counts as a taint."""
-        word = self._form.severities[severity]
-        if severity is not Severity.FATAL:
-            return word.explain
+    def describe(self, code: int) -> Description:
+        """Everything known of a code, for a person. Also for a code without a row."""
+        entry = self.entry(code) or self._unlisted(code)
+        judged = self.judge_code(code)
+        rows = {
+            "driver's name": entry.mnemonic,
+            **(self._decided_rows(entry.decided_by) if entry.decided_by else _plain_rows(entry, judged.action)),
+            "comes from": entry.origin.replace("_", " "),
+            "unusable until": entry.until.replace("_", " "),
+            "other GPUs": entry.reaches.replace("_", " "),
+            "CUDA errors": ", ".join(str(error) for error in entry.cuda),
+            "NVIDIA says": ", then ".join(entry.nvidia),
+            "device plugin": "withdraws the GPU" if self.device_plugin_withdraws(code) else "ignores it",
+            "over when": entry.recovered,
+            "notes": entry.notes,
+            "milder texts": "; ".join(f"{v.severity.value} where {v.says}" for v in entry.variants),
+            "known from": "seen on a real H200" if entry.measured else _READING[entry.inferred],
+        }
+        return Description(
+            code=code,
+            mnemonic=entry.mnemonic,
+            title=entry.title,
+            severity=entry.severity,
+            recovery=entry.recovery,
+            component=judged.hint.component,
+            action=judged.action,
+            rows=tuple((name, value) for name, value in rows.items() if value),
+            fix=judged.fix,
+        )
+
+    def _decided_rows(self, by: Literal["nvlink5", "recovery_action"]) -> dict[str, str]:
+        if by == "nvlink5":
+            said = {name: (o.severity, o.recovery) for name, o in self._links.outcomes.items()}
+        else:
+            said = {f"{v.value:#x} ({v.says})": (v.severity, v.recovery) for v in self._form.verdicts}
+        return {
+            "decided by": _DECIDED_BY[by],
+            **{
+                f"  {name.replace('_', ' ')}": f"{severity.value}, {recovery.replace('_', ' ')}: "
+                f"{self.action(severity, recovery).value}"
+                for name, (severity, recovery) in said.items()
+            },
+        }
+
+    def action_of_recovery(self, recovery: str) -> Action:
+        """The action that a fatal fault warrants which ends by this recovery; one without a row counts as a taint."""
         known = self._form.recoveries.get(recovery)
-        return known.plan if known else word.explain
+        return known.plan if known else self._form.severities[Severity.FATAL].explain
+
+    def action(self, severity: Severity, recovery: str) -> Action:
+        """The action that a severity and a recovery warrant together."""
+        if severity is Severity.FATAL:
+            return self.action_of_recovery(recovery)
+        return self._form.severities[severity].explain
 
     def fix(
         self, severity: Severity, recovery: str, own: Sequence[str], *, fields: Mapping[str, str]
@@ -506,12 +568,27 @@ class Catalogue:
         return {row.code: row for row in self._form.xids}
 
 
+def _plain_rows(entry: XidEntry, action: Action) -> dict[str, str]:
+    words = "" if entry.severity is Severity.FATAL else f" ({_SEVERITY_WORDS[entry.severity].strip(',')})"
+    return {
+        "severity": f"{entry.severity.value}{words}",
+        "needs": entry.recovery.replace("_", " "),
+        "warrants": action.value,
+    }
+
+
 def _because(entry: XidEntry) -> str:
     if not entry.listed:
         return f"Xid {entry.code} is not in the catalogue: its number marks nothing"
-    reading = "by this project's reading" if entry.inferred else "by NVIDIA's catalogue"
-    return f"Xid {entry.code} is {_SEVERITY_WORDS[entry.severity]} {reading}"
+    return f"Xid {entry.code} is {_SEVERITY_WORDS[entry.severity]} by {_READING[entry.inferred]}"
 
+
+_READING = {False: "NVIDIA's catalogue", True: "this project's reading"}
+
+_DECIDED_BY = {
+    "nvlink5": "the line's own words: unit, Fatal or Nonfatal, and its first two numbers",
+    "recovery_action": "the new recovery action in the line, by its hexadecimal value",
+}
 
 _SEVERITY_WORDS = {
     Severity.INFO: "information",

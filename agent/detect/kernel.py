@@ -115,14 +115,11 @@ class KernelDetector:
         if signal.rule.startswith("sxid/"):
             return self._catalogue.explain_switch(signal.fields)
         rule = self._rules.get(signal.rule)
-        bus = f"{signal.gpu.pci}.0" if signal.gpu.pci else ""
-        own = tuple(render(step.say, {**signal.fields, "pci": bus or NO_BUS}) for step in rule.fix) if rule else ()
-        if not own and hint.severity is not Severity.INFO:
-            own = self._borrowed_fix(signal, hint)
+        own = tuple(render(step.say, {"pci": NO_BUS, **signal.fields}) for step in rule.fix) if rule else ()
         return Judgement(
             hint=hint,
             title=rule.title if rule else signal.rule,
-            why=render(rule.cause, {**signal.fields, "pci": bus or "(not named)"})
+            why=render(rule.cause, {"pci": "(not named)", **signal.fields})
             if rule and rule.cause
             else signal.evidence.text,
             fix=own or (rule.check if rule else ()),
@@ -208,7 +205,7 @@ class KernelDetector:
 
     def _rule_signal(self, rule: Rule, captured: dict[str, str], evidence: Evidence) -> Signal:
         spec = rule.fault
-        fields = {**rule.facts, **{name: value for name, value in captured.items() if name not in _OWN_PLACE}}
+        fields = {**rule.facts, **captured}
         if spec is not None and spec.taint:
             fields["taint"] = spec.taint
         if branch := _number(captured.get("driver", "").partition(".")[0]):
@@ -262,11 +259,6 @@ class KernelDetector:
     def _gpu(self, pci: PciAddress | None) -> GpuRef:
         return NO_GPU if pci is None else GpuRef(pci=pci, uuid=self._uuids.get(pci))
 
-    def _borrowed_fix(self, signal: Signal, hint: FaultHint) -> tuple[str, ...]:
-        if signal.xid is not None and hint.severity is not Severity.CONTEXT:
-            return self._catalogue.explain(signal.xid, hint, signal.fields, pci=signal.gpu.pci).fix
-        return ()
-
     def _action(self, rule: Rule | None, hint: FaultHint | None) -> Action:
         if rule is not None and rule.action is not None:
             return rule.action
@@ -274,9 +266,6 @@ class KernelDetector:
             return self._catalogue.action(hint.severity, hint.recovery)
         return rule.warrants if rule is not None else Action.NONE
 
-
-_OWN_PLACE = frozenset({"pci", "pid", "xid"})
-"""Captures that have a place of their own in a signal."""
 
 _ROLES = {Severity.INFO: Role.CONTEXT, Severity.CONTEXT: Role.ECHO}
 
