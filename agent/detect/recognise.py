@@ -19,7 +19,7 @@ Kind = Literal["container", "kernel", "device-plugin", "mixed", "other"]
 SAMPLE = 256 * 1024
 """Bytes from the start of a text that are enough to know it."""
 
-MAX_LINES = 4000
+MAX_LINES = 3000
 """Lines of a sample that are looked at."""
 
 RUN_AT_EDGE = 3
@@ -47,7 +47,7 @@ _PROGRAM = re.compile(
     r"|/\S{1,4096}\.py:[0-9]+: [A-Za-z]*Warning: "
     r"|terminate called after throwing|Fatal Python error: |THCudaCheck FAIL"
     r"|server_args=(?:ServerArgs\(|\{)|(?:RuntimeError: )?CUDA error: |CUDA out of memory"
-    r"|[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2},[0-9]{3} |[^\n|]{0,80}[0-9]{1,3}%\|",
+    r"|[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2},[0-9]{3} ",
     _A,
 )
 _ENGINE_WORDS = re.compile(
@@ -59,9 +59,9 @@ _DOCUMENT = re.compile(
     r"|GPU [0-9]+: NVIDIA .{0,60}\(UUID: GPU-",
     _A,
 )
-_HEADING = re.compile(
-    r"```|~~~|.{0,200}\b(?:dmesg|journalctl|kmsg|kern\.log|kernel (?:log|ring|messages?)|syslog)\b"
-    r"|[-=#*]{1,80} ?.{0,40}\bkernel\b|.{0,40}\b(?:host|node)\b.{0,40}:\s*\Z|[^ ]{0,80}[$#] \S",
+_HEADING = re.compile(r"```|~~~|[-=#*]{1,80} ?.{0,40}\bkernel\b|[^ ]{0,80}[$#] \S", re.I | _A)
+_HEADING_WORDS = re.compile(
+    r"\b(?:dmesg|journalctl|kmsg|kern\.log|kernel (?:log|ring|messages?)|syslog)\b|\b(?:host|node)\b[^\n]{0,40}:\s*\Z",
     re.I | _A,
 )
 """How a person parts what he pastes. Rulers and lines that end in a colon are not among them: programs print both."""
@@ -81,9 +81,9 @@ def _class_of(line: str) -> tuple[_Class, bool]:
         return ("plugin" if any(word in content for word in _PLUGIN_WORDS) else "other"), wrapped.enveloped
     if record is not None or is_system_line(line):
         return "system", False
-    if wrapped.enveloped or has_head(content) or _PROGRAM.match(content):
+    if wrapped.enveloped or has_head(content) or _PROGRAM.match(content) or "%|" in content[:200]:
         return "container", wrapped.enveloped
-    if _HEADING.match(content):
+    if _HEADING.match(content) or (len(content) <= 300 and _HEADING_WORDS.search(content)):
         return "heading", False
     return "other", False
 

@@ -65,7 +65,7 @@ def test_every_wrapping_comes_off(line: str, time: float) -> None:
     [
         "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 32.00 MiB.",
         "the tokenizer said: foo | bar",
-        "  File \"/a/b.py\", line 3, in f",
+        '  File "/a/b.py", line 3, in f',
         "+---------+ | GPU  Name | | ",
         "| NVIDIA-SMI 580.159.04 |",
         "model.layers.0.weight  | MISSING  |",
@@ -104,7 +104,9 @@ def test_text_of_the_program_stays_whole(text: str) -> None:
     ],
 )
 def test_the_head_gives_time_and_rank(head: str, rank: str, millis: float) -> None:
-    assert frame(head + "x") == Framed("x", pytest.approx(AT + millis), rank, "", False)
+    found = frame(head + "x")
+    assert found._replace(time=None) == Framed("x", None, rank, "", False)
+    assert found.time == pytest.approx(AT + millis)
 
 
 def test_a_head_with_nothing_behind_it_is_an_empty_message() -> None:
@@ -219,8 +221,9 @@ def test_a_log_that_ends_inside_a_line_gives_the_rest_at_the_end() -> None:
 
 PIECES = st.sampled_from(
     [
-        HEAD, STAMP + " ", "stderr F ", "stderr P ", "sglang-1  | ", "[pod/a/b] ", "sglang-0 server ", "[rank1]: ", "› ",
-        "> ", "\x1b[31m", "\x1b]", "\r", "{", '{"log":"', '","stream":"stderr"}', "\\ud800", "|", " ", "Traceback (most",
+        HEAD, STAMP + " ", "stderr F ", "stderr P ", "sglang-1  | ", "[pod/a/b] ", "sglang-0 server ", "[rank1]: ",
+        "› ", "> ", "\x1b[31m", "\x1b]", "\r", "{", '{"log":"', '","stream":"stderr"}', "\\ud800", "|", " ",
+        "Traceback (most",
     ]
 )  # fmt: skip
 
@@ -238,7 +241,7 @@ def test_any_bytes_are_framed_without_an_exception(raw: bytes) -> None:
     frame(raw.decode("latin-1"))
 
 
-@given(st.text(alphabet=st.characters(exclude_characters="\n\r\x1b\x9b", exclude_categories=("Cs",)), max_size=200))
+@given(st.text(alphabet=st.characters(exclude_characters="\n\r\x1b\x9b", codec="utf-8"), max_size=200))
 def test_what_stands_in_a_record_comes_out_as_it_was(content: str) -> None:
     assert open_envelope(f"{STAMP} stderr F {content}").content == content
     assert open_envelope(docker(content + "\n")).content == content
@@ -252,7 +255,9 @@ def test_joining_gives_back_what_was_split(content: str, size: int) -> None:
     assert joined(records, joiner) == lines
 
 
-@pytest.mark.parametrize("text", ["a-" * 200_000, "1%|" * 200_000, "\x1b[" * 200_000, "[2026-" * 100_000, "{" * 100_000])
+@pytest.mark.parametrize(
+    "text", ["a-" * 200_000, "1%|" * 200_000, "\x1b[" * 200_000, "[2026-" * 100_000, "{" * 100_000]
+)
 def test_a_hostile_line_costs_no_more_than_its_length(text: str) -> None:
     # Anything worse than linear would not come back within the test run.
     frame(text)

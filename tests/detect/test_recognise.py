@@ -1,4 +1,4 @@
-"""What a text is, by itself. Each file in `recognise/` is a story: its name begins with the kind it must be taken for."""
+"""What a text is, by itself. Each file in `recognise/` is a story; its name begins with the kind it is."""
 
 from __future__ import annotations
 
