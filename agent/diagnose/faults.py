@@ -41,6 +41,10 @@ class FaultLedger:
     def faults(self) -> tuple[Fault, ...]:
         return tuple(self._faults.values())
 
+    def some(self, ids: Iterable[str | None]) -> list[Fault]:
+        """The faults of these ids that are still on record."""
+        return [self._faults[i] for i in ids if i is not None and i in self._faults]
+
     def apply(self, signal: Signal) -> list[Fault]:
         """The faults that this signal opened, changed or cleared; none for a signal that says nothing of the kind."""
         hint = signal.fault
