@@ -235,6 +235,8 @@ class Fault:
     cleared: float | None = None
     driver_verdict: bool = False
     pids: tuple[int, ...] = ()
+    value: str = ""
+    """What a taint for it would say: ``xid-79``, ``reset-required``."""
     why: str = ""
     fix: tuple[str, ...] = ()
     evidence: tuple[Evidence, ...] = ()
@@ -247,6 +249,25 @@ class Fault:
     def accuses(self) -> bool:
         """True when new work on this GPU (or node) can be expected to fail."""
         return self.open and self.severity is Severity.FATAL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A backend that failed or runs badly: the container, the signal that explains it best, and what else was seen.
+
+    A crash loop is one failure: `restarts` are the instances (kubelet restart counters) that failed the same way.
+    """
+
+    id: str
+    container: ContainerRef
+    primary: Signal
+    signals: int = 1
+    restarts: tuple[int, ...] = (0,)
+    first_seen: float | None = None
+    last_seen: float | None = None
+    facts: Mapping[str, str] = field(default_factory=dict)
+    others: tuple[Signal, ...] = ()
+    """Further causes, symptoms and echoes of the same instance, in order, bounded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

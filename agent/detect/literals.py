@@ -10,7 +10,7 @@ import hyperscan
 BLOCK = 1 << 20
 """The most bytes one scan takes."""
 
-HIT_LIMIT = 2000
+HIT_LIMIT = 256
 """Hits of one block beyond which it is sampled: a hostile log must not buy itself the agent's time."""
 
 

@@ -1,0 +1,1 @@
+"""Pure: what the signals mean together. Ledger of faults, log of failures, correlation, verdicts."""

@@ -1,0 +1,5 @@
+"""`python -m agent` is `faultline`."""
+
+from agent.cli import main
+
+main()

@@ -1,0 +1,86 @@
+"""`faultline explain`: logs in, the answer out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from agent.cli import Unusable
+
+
+@click.command("explain")
+@click.argument("files", nargs=-1, metavar="[FILE...|-]")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@click.option("--rules", "folders", multiple=True, type=click.Path(path_type=Path), help="A folder of your own rules.")
+@click.option("--colour/--no-colour", default=None, help="Colour the text (default: on a terminal only).")
+def command(files: tuple[str, ...], form: str, folders: tuple[Path, ...], colour: bool | None) -> None:
+    """Explain container logs, kernel logs, or both: what failed, whose it is, what to change.
+
+    Any form is taken: files or standard input, `kubectl logs`, `dmesg`, the journal, syslog, raw /dev/kmsg records,
+    gzip, colour codes. Which is which is recognised by content. Hand in the kernel log of the node beside the
+    container's log wherever you can: only it can accuse a GPU.
+
+    \b
+    Examples:
+      faultline explain pod.log
+      kubectl logs POD --previous | faultline explain
+      ssh NODE sudo dmesg | faultline explain - pod.log --format json
+
+    Exit status: 0 nothing found, 1 something found, 2 the input or the call is unusable.
+    """
+    from agent.detect.rules import RuleError
+    from agent.explain import as_json, explain
+    from agent.rulebook import load_rulebook
+    from agent.sources.handed import UnusableInput, open_handed
+
+    if not files and sys.stdin.isatty():
+        raise Unusable("no input: name files, or pipe a log in (faultline explain --help shows examples)")
+    try:
+        book = load_rulebook(folders)
+        with _Progress(sys.stderr.isatty() and form == "text") as progress:
+            explanation = explain(open_handed(files or ("-",), stdin=sys.stdin.buffer, on_progress=progress), book)
+    except (RuleError, UnusableInput) as error:
+        raise Unusable(str(error)) from None
+    if form == "json":
+        click.echo(as_json(explanation))
+    else:
+        from agent.report.explanation import as_text
+
+        click.echo(as_text(explanation, width=_width()), color=colour)
+    sys.exit(1 if explanation.found else 0)
+
+
+def _width() -> int:
+    import shutil
+
+    return shutil.get_terminal_size((100, 24)).columns
+
+
+class _Progress:
+    """A bar on standard error, only on a terminal and only once an input is large enough to be waited for."""
+
+    LARGE = 64 << 20
+
+    def __init__(self, enabled: bool) -> None:
+        self._enabled = enabled
+        self._shown = -1
+
+    def __enter__(self) -> _Progress:
+        return self
+
+    def __call__(self, done: int, total: int | None) -> None:
+        if not self._enabled or done < self.LARGE and (total or 0) < self.LARGE:
+            return
+        mib = done >> 20
+        if mib // 16 == self._shown:
+            return
+        self._shown = mib // 16
+        share = f"{100 * done // total:3d} % of {total >> 20} MiB" if total else f"{mib} MiB"
+        sys.stderr.write(f"\rreading: {share} ")
+        sys.stderr.flush()
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown >= 0:
+            sys.stderr.write("\r\x1b[K")

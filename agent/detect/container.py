@@ -1,0 +1,300 @@
+"""Turns blocks of container log bytes into signals. Never reads a file, never judges a GPU: a tenant wrote this text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from dataclasses import replace as with_
+from typing import NamedTuple
+
+import regex
+
+from agent.detect.framing import Framed, PartialJoiner, frame, open_envelope
+from agent.detect.literals import LiteralIndex
+from agent.detect.redact import redact
+from agent.detect.rules import Rule
+from agent.detect.server_args import facts_of, parse_server_args
+from agent.model import NO_GPU, ContainerRef, Evidence, GpuRef, Role, Signal, parse_pci
+
+LINE_CAP = 256 * 1024
+"""The most bytes of one line that are looked at: a `server_args` line of 20 kB must come whole, a bomb must not."""
+
+EVIDENCE_CAP = 600
+"""The most characters of a line that are quoted."""
+
+TRACEBACK_REACH = 128 * 1024
+"""Bytes after the head of a traceback within which its last line still belongs to the head's rank."""
+
+_PARTIAL_MARKS = (b" stdout P ", b" stderr P ")
+_DOCKER = b'{"log":"'
+
+
+@dataclass(slots=True)
+class StreamState:
+    """What must be remembered between two blocks of one log."""
+
+    offset: int = 0
+    docker: bool | None = None
+    joiner: PartialJoiner = field(default_factory=lambda: PartialJoiner(cap=LINE_CAP))
+    ranks: set[str] = field(default_factory=set)
+    ranks_at: int = 0
+    ranks_used: bool = False
+
+
+class Line(NamedTuple):
+    offset: int
+    text: bytes
+    """One physical line in its envelope, or the joined content of a split record."""
+    literals: tuple[int, ...]
+    time: float | None = None
+    """The runtime's stamp of a joined record; its content has none."""
+
+
+@dataclass(slots=True)
+class DetectorFigures:
+    """Counts since the start, read by `report`."""
+
+    bytes: int = 0
+    hits: int = 0
+    sampled_blocks: int = 0
+    capture_timeouts: int = 0
+    cut_lines: int = 0
+
+
+class ContainerDetector:
+    """All rules that read container text, compiled once; one StreamState for each log."""
+
+    def __init__(self, rules: Sequence[Rule]) -> None:
+        self.rules = tuple(r for r in rules if r.reads in ("container", "any") and r.role is not Role.ADVICE)
+        owners: dict[bytes, list[int]] = {}
+        for i, rule in enumerate(self.rules):
+            for literal in rule.literals:
+                owners.setdefault(literal.encode(), []).append(i)
+        self._owners = [tuple(ids) for ids in owners.values()]
+        self._marks = len(owners)
+        self._index = LiteralIndex((*owners, *_PARTIAL_MARKS))
+        self.figures = DetectorFigures()
+
+    def signals(
+        self,
+        block: bytes | memoryview,
+        *,
+        state: StreamState,
+        container: ContainerRef,
+        source: str,
+        line_number: Callable[[int], int | None] = lambda _: None,
+    ) -> list[Signal]:
+        """The signals in a block of whole lines that follows the last one of this stream.
+
+        `line_number` gives the 1-based line of an offset in the stream; it is asked only for lines that are quoted.
+        Equal signals of one block come once, with their count.
+        """
+        found: dict[tuple[object, ...], Signal] = {}
+        for line in self._lines(block, state):
+            for signal in self._of_line(line, state, container, source, line_number):
+                key = (signal.rule, signal.rank, *sorted(signal.fields.items()))
+                seen = found.get(key)
+                found[key] = signal if seen is None else with_(seen, count=seen.count + 1, time=signal.time)
+        state.offset += len(block)
+        self.figures.bytes += len(block)
+        return list(found.values())
+
+    # -- lines that hold a literal
+
+    def _lines(self, block: bytes | memoryview, state: StreamState) -> Iterator[Line]:
+        if state.docker is None and len(block):
+            state.docker = bytes(block[: len(_DOCKER)]) == _DOCKER
+        if state.docker:
+            yield from self._docker_lines(bytes(block), state)
+            return
+        hits, sampled = self._index.scan(block)
+        self.figures.sampled_blocks += sampled
+        consumed = -1
+        if state.joiner.waiting:
+            consumed = yield from self._join(block, 0, state)
+        start, stop, literals = -1, -1, []
+        for literal, end in hits:
+            if end <= stop:
+                literals.append(literal)
+                continue
+            if literals:
+                yield Line(state.offset + start, bytes(block[start:stop])[:LINE_CAP], tuple(literals))
+                literals = []
+            start, stop = _bounds(block, end)
+            if start < consumed:
+                continue
+            if literal >= self._marks:
+                consumed = yield from self._join(block, start, state)
+                continue
+            literals.append(literal)
+        if literals:
+            yield Line(state.offset + start, bytes(block[start:stop])[:LINE_CAP], tuple(literals))
+
+    def _join(self, block: bytes | memoryview, start: int, state: StreamState) -> Generator[Line, None, int]:
+        """Joins split records from `start` on until none is open; returns the offset up to which lines are used up.
+
+        Lines of the other stream between the parts are looked at one by one.
+        """
+        at = start
+        while at < len(block):
+            stop = _line_end(block, at)
+            raw = bytes(block[at : min(stop, at + LINE_CAP)])
+            record = open_envelope(raw.decode("utf-8", "replace"))
+            whole = state.joiner.feed(record.stream, record.content, partial=record.partial)
+            if whole is not None:
+                yield from self._whole(Line(state.offset + at, whole.encode(), (), record.time))
+            at = stop + 1
+            if not state.joiner.waiting:
+                break
+        self.figures.cut_lines += state.joiner.cut_lines
+        state.joiner.cut_lines = 0
+        return at
+
+    def _whole(self, line: Line) -> Iterator[Line]:
+        hits, _ = self._index.scan(line.text)
+        literals = tuple(literal for literal, _ in hits if literal < self._marks)
+        if literals:
+            yield line._replace(literals=literals)
+
+    def _docker_lines(self, block: bytes, state: StreamState) -> Iterator[Line]:
+        at = 0
+        for raw in block.split(b"\n"):
+            if raw:
+                # JSON escapes quotes and angle brackets, so literals are searched in the decoded text.
+                framed = frame(raw[:LINE_CAP].decode("utf-8", "replace"))
+                for line in self._whole(Line(state.offset + at, framed.message.encode(), ())):
+                    yield line._replace(text=raw[:LINE_CAP])
+            at += len(raw) + 1
+
+    # -- one line
+
+    def _of_line(
+        self,
+        line: Line,
+        state: StreamState,
+        container: ContainerRef,
+        source: str,
+        line_number: Callable[[int], int | None],
+    ) -> Iterator[Signal]:
+        framed = frame(line.text.decode("utf-8", "replace"))
+        if line.time is not None:
+            framed = framed._replace(time=line.time)
+        tried: set[int] = set()
+        for literal in line.literals:
+            for i in self._owners[literal]:
+                if i in tried:
+                    continue
+                tried.add(i)
+                self.figures.hits += 1
+                rule = self.rules[i]
+                try:
+                    fields = rule.capture_fields(framed.message)
+                except TimeoutError:
+                    self.figures.capture_timeouts += 1
+                    continue
+                if fields is None:
+                    continue
+                yield self._signal(rule, fields, framed, line, state, container, source, line_number)
+
+    def _signal(
+        self,
+        rule: Rule,
+        fields: dict[str, str],
+        framed: Framed,
+        line: Line,
+        state: StreamState,
+        container: ContainerRef,
+        source: str,
+        line_number: Callable[[int], int | None],
+    ) -> Signal:
+        if text := fields.pop("server_args", None):
+            fields |= facts_of(parse_server_args(text) or {})
+        fields = {k: redact(v)[:EVIDENCE_CAP] for k, v in fields.items()} | dict(rule.facts)
+        rank = self._rank(rule, framed, line.offset, state)
+        xid = _int(fields.get("xid"))
+        return Signal(
+            rule=rule.id,
+            role=rule.role,
+            time=framed.time,
+            fields=fields,
+            gpu=_gpu(fields, rank),
+            pid=_int(fields.get("pid")),
+            xid=xid,
+            container=container,
+            rank=rank,
+            evidence=Evidence(
+                source=source,
+                line=line_number(line.offset),
+                text=shorten(redact(framed.message)),
+                time=framed.time,
+            ),
+        )
+
+    def _rank(self, rule: Rule, framed: Framed, offset: int, state: StreamState) -> int | None:
+        """The tensor-parallel rank that wrote the line, or whose traceback it ends; None where two could have."""
+        own = _tp_rank(framed.rank)
+        if rule.facts.get("traceback") == "opens":
+            if state.ranks_used or offset - state.ranks_at > TRACEBACK_REACH:
+                state.ranks = set()
+                state.ranks_used = False
+            state.ranks.add(framed.rank)
+            state.ranks_at = offset
+            return own
+        if own is None and not framed.rank and state.ranks and offset - state.ranks_at <= TRACEBACK_REACH:
+            state.ranks_used = True
+            if len(state.ranks) == 1:
+                return _tp_rank(next(iter(state.ranks)))
+        return own
+
+
+def shorten(text: str, *, cap: int = EVIDENCE_CAP) -> str:
+    """A line fit to quote: no control characters, at most `cap` characters."""
+    text = "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text[: cap + 1].rstrip())
+    return text if len(text) <= cap else text[: cap - 1] + "…"
+
+
+_TP = regex.compile(r"(?:^| )(?:TP|RANK)(\d+)")
+
+
+def _tp_rank(head: str) -> int | None:
+    found = _TP.search(head)
+    return int(found[1]) if found else None
+
+
+def _int(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 12 else None
+
+
+def _gpu(fields: dict[str, str], rank: int | None) -> GpuRef:
+    pci = parse_pci(fields["pci"]) if "pci" in fields else None
+    uuid, index = fields.get("uuid"), _int(fields.get("gpu_index"))
+    tp_rank = _int(fields.get("tp_rank"))
+    if pci is None and uuid is None and index is None and tp_rank is None and rank is None:
+        return NO_GPU
+    return GpuRef(pci=pci, uuid=uuid, index=index, tp_rank=rank if tp_rank is None else tp_rank)
+
+
+_WINDOW = 4096
+
+
+def _bounds(block: bytes | memoryview, end: int) -> tuple[int, int]:
+    """Start and end of the line around a hit that ends at `end`. Looks at a window: slicing copies nothing larger."""
+    window = _WINDOW
+    while True:
+        low = max(0, end - window)
+        cut = bytes(block[low:end]).rfind(b"\n")
+        if cut >= 0 or low == 0:
+            return (low + cut + 1 if cut >= 0 else 0), _line_end(block, end)
+        window *= 8
+
+
+def _line_end(block: bytes | memoryview, start: int) -> int:
+    window = _WINDOW
+    while True:
+        high = min(len(block), start + window)
+        cut = bytes(block[start:high]).find(b"\n")
+        if cut >= 0:
+            return start + cut
+        if high == len(block):
+            return high
+        window *= 8

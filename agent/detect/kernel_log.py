@@ -1,0 +1,63 @@
+"""Turns blocks of kernel-log text, in any form people hand in, into signals. For explanations only: text can be forged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from agent.detect.catalogue import Catalogue
+from agent.detect.kernel import KernelDetector
+from agent.detect.kernel_text import kernel_line
+from agent.detect.literals import LiteralIndex
+from agent.detect.rules import Rule
+from agent.model import Signal
+
+_DRIVER_WORDS = (b"NVRM: ", b"SXid (", b"Xid (PCI:")
+LINE_CAP = 64 * 1024
+
+
+class KernelLogDetector:
+    """Finds the lines that could matter in a block, takes them out of their form and gives them to the grammar."""
+
+    def __init__(self, catalogue: Catalogue, rules: Sequence[Rule]) -> None:
+        kernel_rules = [r for r in rules if r.reads in ("kernel", "any")]
+        self._detector = KernelDetector(catalogue, kernel_rules)
+        literals = dict.fromkeys((*_DRIVER_WORDS, *(t.encode() for r in kernel_rules for t in r.literals)))
+        self._index = LiteralIndex(tuple(literals))
+
+    def signals(
+        self,
+        block: bytes | memoryview,
+        *,
+        offset: int,
+        source: str,
+        line_number: Callable[[int], int | None],
+    ) -> list[Signal]:
+        """The signals of the lines that have a kernel log's form; forged shapes are passed over."""
+        found: list[Signal] = []
+        text = bytes(block)
+        hits, sampled = self._index.scan(text)
+        ends = (end for _, end in hits) if not sampled else _all_lines(text)
+        stop = -1
+        for end in ends:
+            if end <= stop:
+                continue
+            start = text.rfind(b"\n", 0, end) + 1
+            stop = text.find(b"\n", end)
+            if stop < 0:
+                stop = len(text)
+            line = kernel_line(text[start : min(stop, start + LINE_CAP)].decode("utf-8", "replace"))
+            if line is None or not line.trusted_shape:
+                continue
+            found += self._detector.signals(
+                line.message, time=line.time, source=source, line=line_number(offset + start)
+            )
+        return found
+
+
+def _all_lines(text: bytes) -> list[int]:
+    """An offset in every line: a kernel log that is all driver messages is read whole, none is dropped."""
+    ends, at = [], 0
+    while 0 <= at < len(text):
+        ends.append(at + 1)
+        at = text.find(b"\n", at) + 1 or len(text)
+    return ends

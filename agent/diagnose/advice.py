@@ -1,0 +1,35 @@
+"""Notices a run that works but runs badly, from the facts that its log told. Holds no knowledge: rules do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+
+from agent.detect.rules import Rule
+from agent.model import Evidence, Role, Signal
+
+
+class Advice:
+    """Rules of role `advice`: each with the facts that must all hold."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self._rules = tuple(r for r in rules if r.role is Role.ADVICE)
+
+    def __call__(self, facts: Mapping[str, str]) -> Signal | None:
+        """The first rule whose facts all hold, as a signal without container and evidence; the caller adds those."""
+        for rule in self._rules:
+            if all(_holds(facts.get(name), allowed) for name, allowed in rule.when.items()):
+                return Signal(
+                    rule=rule.id,
+                    role=Role.ADVICE,
+                    fields={name: facts[name] for name in rule.when if name in facts},
+                    evidence=Evidence(source="", text=""),
+                )
+        return None
+
+
+def _holds(value: str | None, allowed: tuple[str, ...]) -> bool:
+    """True when the value fits one of the allowed patterns (`*` wild); `!unset` allows a fact that is not known."""
+    if value is None:
+        return "!unset" in allowed
+    return any(fnmatchcase(value, pattern) for pattern in allowed)

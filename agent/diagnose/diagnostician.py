@@ -1,0 +1,160 @@
+"""The one way in to the pure core: signals in, what changed out. No I/O; the caller gives the time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from agent.diagnose.advice import Advice
+from agent.diagnose.correlate import blame
+from agent.diagnose.failures import FailureLog
+from agent.diagnose.faults import FaultLedger
+from agent.diagnose.knowledge import Knowledge
+from agent.diagnose.verdicts import of_failure, of_fault
+from agent.model import Allocation, ContainerRef, Failure, Fault, Severity, Signal, Verdict
+
+ALLOCATION_LIMIT = 2000
+
+
+@dataclass(slots=True)
+class Changes:
+    """What a batch of signals changed; `dropped` are ids of failures and verdicts that are no more."""
+
+    faults: dict[str, Fault] = field(default_factory=dict)
+    failures: dict[str, Failure] = field(default_factory=dict)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+    dropped: set[str] = field(default_factory=set)
+
+    def __bool__(self) -> bool:
+        return bool(self.faults or self.failures or self.verdicts or self.dropped)
+
+
+class Diagnostician:
+    """Ledger, failures and allocations of one node (or of one set of handed-in files)."""
+
+    def __init__(
+        self, knowledge: Knowledge, *, window: float = 120.0, kernel_read: bool = True, boot: str = ""
+    ) -> None:
+        self.knowledge = knowledge
+        self.kernel_read = kernel_read
+        """False while no kernel log can be read: then nothing is concluded from its silence."""
+        self.hinted: frozenset[str] = frozenset()
+        """Alternatives (`causes/...`) that something else which was read points to."""
+        self._window = window
+        self.ledger = FaultLedger(lambda signal: self.knowledge.about(signal), boot=boot)
+        self.log = FailureLog(advice=lambda facts: self._advice(facts))
+        self._advice = Advice(knowledge.rules.values())
+        self._allocations: dict[str, Allocation] = {}
+        self._verdicts: dict[str, tuple[Verdict, ...]] = {}
+        self._known: dict[str, Fault] = {}
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        return self.ledger.faults
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        return self.log.failures
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """Verdicts on failures, then on faults that no failure blames, each in order of arrival."""
+        return tuple(v for group in self._verdicts.values() for v in group)
+
+    def restore(self, *, faults: Iterable[Fault], failures: Iterable[Failure]) -> None:
+        """Takes up the state of an earlier run; verdicts are drawn anew from it."""
+        self.ledger.restore(faults)
+        self._known = {f.id: f for f in self.ledger.faults}
+        self.log.restore(failures)
+        self._judge(Changes(), everything=True)
+
+    def held(self, allocations: Iterable[Allocation]) -> None:
+        """What containers hold now. What one held before stays known: a crashed pod's devices still matter."""
+        for allocation in allocations:
+            key = _holder(allocation.container)
+            self._allocations.pop(key, None)
+            self._allocations[key] = allocation
+        while len(self._allocations) > ALLOCATION_LIMIT:
+            del self._allocations[next(iter(self._allocations))]
+
+    def facts(self, container: ContainerRef) -> Mapping[str, str]:
+        return self.log.facts(container)
+
+    def apply(self, signals: Iterable[Signal]) -> Changes:
+        """Folds signals in, in the order in which they were read, and judges anew what they touch."""
+        changes, material = Changes(), False
+        for signal in signals:
+            if signal.container is None:
+                for fault in self.ledger.apply(signal):
+                    material = material or _essence(fault) != _essence(self._known.get(fault.id))
+                    self._known[fault.id] = fault
+                    changes.faults[fault.id] = fault
+            elif (change := self.log.apply(signal)) is not None:
+                changes.failures[change.failure.id] = change.failure
+                if change.dropped:
+                    changes.failures.pop(change.dropped, None)
+                    changes.dropped.add(change.dropped)
+                    self._drop(change.dropped, changes)
+        if changes:
+            # A new fault may explain failures that came before it; one more record of a known one does not.
+            self._judge(changes, everything=material)
+        return changes
+
+    def learn(self, knowledge: Knowledge) -> Changes:
+        """Takes other rules into force; what is known already is worded anew."""
+        self.knowledge = knowledge
+        self._advice = Advice(knowledge.rules.values())
+        return self.reconsider()
+
+    def reconsider(self) -> Changes:
+        """Judges every failure again: allocations became known, or the kernel log became readable."""
+        changes = Changes()
+        self._judge(changes, everything=True)
+        return changes
+
+    def _judge(self, changes: Changes, *, everything: bool) -> None:
+        touched = self.log.failures if everything else tuple(changes.failures.values())
+        for failure in touched:
+            rule = self.knowledge.rules.get(failure.primary.rule)
+            if rule is None:
+                continue
+            found = blame(
+                failure,
+                rule,
+                faults=self.ledger.faults,
+                held=self._allocations.get(_holder(failure.container)),
+                window=self._window,
+                kernel_read=self.kernel_read,
+            )
+            self._put(failure.id, of_failure(failure, rule, found, self.knowledge, hinted=self.hinted), changes)
+        blamed = {v.fault for group in self._verdicts.values() for v in group if v.container is not None}
+        for fault in self.ledger.faults:
+            if fault.id in blamed:
+                self._drop(fault.id, changes)
+            elif everything or fault.id in changes.faults:
+                if fault.severity is Severity.CONTEXT and not fault.xids:
+                    continue
+                self._put(fault.id, (of_fault(fault),), changes)
+
+    def _put(self, key: str, verdicts: tuple[Verdict, ...], changes: Changes) -> None:
+        before = {v.id: v for v in self._verdicts.get(key, ())}
+        self._verdicts[key] = verdicts
+        for verdict in verdicts:
+            if before.pop(verdict.id, None) != verdict:
+                changes.verdicts[verdict.id] = verdict
+        changes.dropped |= before.keys()
+
+    def _drop(self, key: str, changes: Changes) -> None:
+        for verdict in self._verdicts.pop(key, ()):
+            changes.verdicts.pop(verdict.id, None)
+            changes.dropped.add(verdict.id)
+
+
+def _holder(container: ContainerRef) -> str:
+    """Pod uid and container name: all that every source of allocations knows of a container."""
+    return f"{container.uid}/{container.container}" if container.uid else container.key
+
+
+def _essence(fault: Fault | None) -> tuple[object, ...]:
+    """What of a fault can change a verdict; its counts and later lines cannot."""
+    return () if fault is None else (fault.severity, fault.recovery, fault.cleared, fault.xids, fault.gpu)

@@ -1,0 +1,228 @@
+"""From what the sources read to what is known and stored: detection, diagnosis, one commit. Waits for nothing.
+
+Everything that a batch changed is committed together with the position after it, so that a kill at any point loses and
+repeats nothing. A batch that changed nothing moves its position with the next commit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import msgspec
+
+from agent.detect.container import ContainerDetector, StreamState
+from agent.detect.kernel import KernelDetector
+from agent.diagnose.diagnostician import Changes, Diagnostician
+from agent.diagnose.knowledge import Knowledge
+from agent.model import Allocation, ContainerRef, Failure, Fault, Signal
+from agent.report.store import FAILURE, FAULT, Store, decode_all, encode
+from agent.rulebook import Rulebook
+from agent.sources.kernel import Cursor, KernelRecord
+from agent.sources.logs import Chunk, Position
+
+KERNEL = "kernel"
+LOGS = "log:"
+DETECTOR = "kernel-detector"
+STREAM_LIMIT = 2000
+
+
+class Listener(Protocol):
+    """Who is told what a batch led to, in the same turn; what it returns is stored in the same commit."""
+
+    def signals(self, signals: Sequence[Signal], *, read: float) -> None: ...
+
+    def changed(self, changes: Changes) -> list[tuple[str, str, bytes]]:
+        """Objects (kind, id, body) to store beside the changes."""
+        ...
+
+
+@dataclass(slots=True)
+class PipelineFigures:
+    kernel_records: int = 0
+    log_chunks: int = 0
+    deferred: int = 0
+    restored: int = 0
+    undecodable: tuple[str, ...] = ()
+
+
+class Pipeline:
+    """The agent's state: detectors, diagnosis, store. One for each process."""
+
+    def __init__(
+        self,
+        book: Rulebook,
+        *,
+        store: Store,
+        listener: Listener,
+        clock: Callable[[], float],
+        boot_id: str,
+        window: float,
+        by_content: Callable[[ContainerRef], bool] = lambda _: False,
+    ) -> None:
+        self._store, self._listener, self._clock = store, listener, clock
+        self._by_content = by_content
+        self.figures = PipelineFigures()
+        self.book = book
+        self._containers = ContainerDetector(book.rules)
+        self._kernel = KernelDetector(book.catalogue, [r for r in book.rules if r.reads in ("kernel", "any")])
+        self.diagnostician = Diagnostician(self._knowledge(book), window=window, kernel_read=False, boot=boot_id)
+        self._streams: dict[str, StreamState] = {}
+        self._recognised: dict[str, bool] = {}
+        self._waiting: dict[str, bytes] = {}
+        self._detector_state = b""
+
+    @staticmethod
+    def _knowledge(book: Rulebook) -> Knowledge:
+        return Knowledge.of(book.rules, lambda: book.catalogue, book.alternatives)
+
+    # -- life
+
+    def restore(self) -> tuple[Cursor | None, dict[str, Position]]:
+        """Takes up what an earlier run knew; returns where the kernel log and each container's log go on."""
+        snapshot = self._store.load()
+        faults, bad = decode_all(snapshot.faults, Fault)
+        failures, bad_too = decode_all(snapshot.failures, Failure)
+        self.figures.undecodable = (*bad, *bad_too)
+        self.figures.restored = len(faults) + len(failures)
+        self.diagnostician.restore(faults=faults.values(), failures=failures.values())
+        if (kept := snapshot.meta.get(DETECTOR)) is not None:
+            self._kernel.restore(msgspec.json.decode(kept))
+            self._detector_state = kept
+        cursor: Cursor | None = None
+        positions: dict[str, Position] = {}
+        for key, body in snapshot.positions.items():
+            if key == KERNEL:
+                cursor = msgspec.json.decode(body, type=Cursor)
+            elif key.startswith(LOGS) and (position := Position.from_json(msgspec.json.decode(body))) is not None:
+                positions[key.removeprefix(LOGS)] = position
+        return cursor, positions
+
+    def learn(self, book: Rulebook) -> None:
+        """Takes other rules into force, between two batches; known faults and failures are worded anew."""
+        self.book = book
+        self._containers = ContainerDetector(book.rules)
+        kept = self._kernel.state()
+        self._kernel = KernelDetector(book.catalogue, [r for r in book.rules if r.reads in ("kernel", "any")])
+        self._kernel.restore(kept)
+        self._commit(self.diagnostician.learn(self._knowledge(book)), {})
+
+    def flush(self) -> None:
+        """Stores positions that no finding carried along."""
+        if self._waiting:
+            waiting, self._waiting = self._waiting, {}
+            self._store.commit(positions=waiting)
+
+    # -- what the sources bring
+
+    def kernel_readable(self, readable: bool) -> None:
+        """The kernel log can be read now, or no longer: silence means something, or nothing."""
+        if self.diagnostician.kernel_read is not readable:
+            self.diagnostician.kernel_read = readable
+            self._commit(self.diagnostician.reconsider(), {})
+
+    def kernel(self, records: Iterable[KernelRecord], cursor: Cursor | None) -> None:
+        """A batch of kernel records; `cursor` is the place after them."""
+        read = self._clock()
+        signals: list[Signal] = []
+        for record in records:
+            self.figures.kernel_records += 1
+            signals += self._kernel.signals(record.text, time=record.time, source="kernel log", line=None)
+        positions = {} if cursor is None else {KERNEL: encode(cursor)}
+        self._take(signals, positions, read)
+
+    def chunk(self, chunk: Chunk) -> None:
+        """A block of one container's log."""
+        read = self._clock()
+        self.figures.log_chunks += 1
+        container = chunk.stream.container
+        state = self._stream(chunk)
+        signals = self._containers.signals(chunk.data, state=state, container=container, source=str(container))
+        if signals and self._by_content(container):
+            signals = self._of_interest(signals, container)
+        positions = {LOGS + container.key: encode(chunk.position.to_json())}
+        self._take(signals, positions, read)
+
+    def held(self, allocations: Iterable[Allocation]) -> None:
+        """What containers hold now."""
+        self.diagnostician.held(allocations)
+        self._commit(self.diagnostician.reconsider(), {})
+
+    @property
+    def capture_timeouts(self) -> int:
+        return self._containers.figures.capture_timeouts
+
+    @property
+    def sampled_blocks(self) -> int:
+        return self._containers.figures.sampled_blocks
+
+    @property
+    def log_bytes(self) -> int:
+        return self._containers.figures.bytes
+
+    def uuids(self) -> Mapping[str, str]:
+        """PCI address -> UUID, as the driver told them in the kernel log."""
+        return {str(pci): uuid for pci, uuid in self._kernel.uuids.items()}
+
+    # -- inside
+
+    def _stream(self, chunk: Chunk) -> StreamState:
+        key = chunk.stream.container.key
+        state = self._streams.pop(key, None)
+        if state is None or chunk.started or state.offset != chunk.offset:
+            state = StreamState(offset=chunk.offset)
+        self._streams[key] = state
+        if len(self._streams) > STREAM_LIMIT:
+            del self._streams[next(iter(self._streams))]
+        return state
+
+    def _of_interest(self, signals: list[Signal], container: ContainerRef) -> list[Signal]:
+        """For a container that nothing but its text identifies: SGLang's own words, and errors a GPU may be behind."""
+        rules = {r.id: r for r in self.book.rules} if not self._recognised.get(container.key) else {}
+        if not rules:
+            return signals
+        if any((rule := rules.get(s.rule)) is not None and rule.engine == "sglang" for s in signals):
+            if len(self._recognised) > STREAM_LIMIT:
+                self._recognised.clear()
+            self._recognised[container.key] = True
+            return signals
+        return [s for s in signals if (rule := rules.get(s.rule)) is not None and rule.suspects]
+
+    def _take(self, signals: list[Signal], positions: dict[str, bytes], read: float) -> None:
+        if not signals:
+            self._waiting |= positions
+            self.figures.deferred += 1
+            return
+        self._listener.signals(signals, read=read)
+        self._commit(self.diagnostician.apply(signals), positions)
+
+    def _commit(self, changes: Changes, positions: dict[str, bytes]) -> None:
+        put = self._listener.changed(changes) if changes else []
+        put += [(FAULT, f.id, encode(f)) for f in changes.faults.values()]
+        put += [(FAILURE, f.id, encode(f)) for f in changes.failures.values()]
+        meta = {}
+        state = encode(self._kernel.state())
+        if state != self._detector_state:
+            self._detector_state = meta[DETECTOR] = state
+        if put or changes.dropped or positions or meta:
+            waiting, self._waiting = self._waiting, {}
+            self._store.commit(
+                positions=waiting | positions,
+                put=put,
+                drop=[(FAILURE, i) for i in changes.dropped if i.startswith("failure-")],
+                meta=meta,
+            )
+
+
+@dataclass(slots=True)
+class NullListener:
+    """Keeps what it was told; for tests and for tools without reports."""
+
+    seen: list[Signal] = field(default_factory=list)
+
+    def signals(self, signals: Sequence[Signal], *, read: float) -> None:
+        self.seen += signals
+
+    def changed(self, changes: Changes) -> list[tuple[str, str, bytes]]:
+        return []
