@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -162,8 +163,6 @@ def test_what_is_excluded_is_never_read() -> None:
 
 @given(st.binary(max_size=200) | st.text(max_size=80).map(str.encode))
 def test_any_bytes_as_a_file_are_settings_or_a_config_error(text: bytes) -> None:
-    import tempfile
-
     with tempfile.NamedTemporaryFile(suffix=".yaml") as file:
         file.write(text)
         file.flush()

@@ -195,6 +195,12 @@ def test_a_note_of_two_byte_characters_is_cut_between_them() -> None:
     assert cut("", 0) == ""
 
 
+def test_a_long_note_of_a_real_fault_keeps_the_limit_in_bytes() -> None:
+    (report,) = fault_reports(None, replace(FAULT, why="日本" * 400), node="n")
+    assert NOTE_BYTES - 4 < len(report.note.encode()) <= NOTE_BYTES
+    assert report.note.endswith("…")
+
+
 @given(st.text(), st.integers(min_value=0, max_value=50))
 def test_cutting_keeps_the_limit_for_any_text(text: str, limit: int) -> None:
     assert len(cut(text, limit).encode()) <= limit

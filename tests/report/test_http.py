@@ -15,6 +15,7 @@ import pytest_asyncio
 from prometheus_client import CollectorRegistry
 from report_examples import FAULT, VERDICT
 
+from agent.doctor import server_on
 from agent.model import Action, Evidence, Fault, Plan, Severity, Verdict
 from agent.report.events import Report, fault_reports
 from agent.report.http import SERVER, ListenError, PortInUseError, StatusServer
@@ -227,6 +228,11 @@ async def test_every_address_means_ipv4_too(known: Known) -> None:
     async with StatusServer(known, port=0) as server, aiohttp.ClientSession() as session:
         async with session.get(f"http://127.0.0.1:{server.port}/healthz") as answer:
             assert answer.status == 200
+
+
+async def test_the_doctor_knows_a_running_agent_by_its_answer(known: Known) -> None:
+    async with StatusServer(known, address="127.0.0.1", port=0) as server:
+        assert await asyncio.to_thread(server_on, "127.0.0.1", server.port) == SERVER
 
 
 async def test_the_server_stops_at_once_with_clients_that_hold_on(known: Known) -> None:
