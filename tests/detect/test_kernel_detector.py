@@ -117,6 +117,7 @@ def test_the_three_line_message_is_put_together_whatever_comes_between(between: 
     found = [s for text in (DEAD[0], *between, DEAD[1], *between, DEAD[2]) for s in reader.signals(text, line=4)]
     dead = [s for s in found if s.rule == "kernel/gpu-dead-at-load"]
     assert [(s.gpu.pci, s.xid) for s in dead] == [("0000:b4:00", 79)]
+    assert dead[0].evidence.text == " ".join([DEAD[0], *(text.removeprefix("NVRM: ") for text in DEAD[1:])])
 
 
 def test_one_record_with_newlines_is_the_same_message() -> None:
