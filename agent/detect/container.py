@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_
 from typing import NamedTuple
 
 import regex
 
-from agent.detect.framing import Framed, frame
+from agent.detect.framing import Framed, PartialJoiner, frame, open_envelope
 from agent.detect.literals import LiteralIndex
 from agent.detect.redact import redact
 from agent.detect.rules import Rule
@@ -26,7 +26,6 @@ TRACEBACK_REACH = 128 * 1024
 """Bytes after the head of a traceback within which its last line still belongs to the head's rank."""
 
 _PARTIAL_MARKS = (b" stdout P ", b" stderr P ")
-_CRI_LINE = regex.compile(rb"\d{4}-\d\d-\d\dT\S+ (stdout|stderr) ([PF])\S* ?")
 _DOCKER = b'{"log":"'
 
 
@@ -36,8 +35,7 @@ class StreamState:
 
     offset: int = 0
     docker: bool | None = None
-    partial: dict[bytes, list[bytes]] = field(default_factory=dict)
-    partial_size: int = 0
+    joiner: PartialJoiner = field(default_factory=lambda: PartialJoiner(cap=LINE_CAP))
     ranks: set[str] = field(default_factory=set)
     ranks_at: int = 0
     ranks_used: bool = False
@@ -46,9 +44,10 @@ class StreamState:
 class Line(NamedTuple):
     offset: int
     text: bytes
-    """One physical line in its envelope, or the joined content of a split record (then `joined` is true)."""
+    """One physical line in its envelope, or the joined content of a split record."""
     literals: tuple[int, ...]
-    joined: bool = False
+    time: float | None = None
+    """The runtime's stamp of a joined record; its content has none."""
 
 
 @dataclass(slots=True)
@@ -110,10 +109,9 @@ class ContainerDetector:
             return
         hits, sampled = self._index.scan(block)
         self.figures.sampled_blocks += sampled
-        if state.partial:
+        consumed = -1
+        if state.joiner.waiting:
             consumed = yield from self._join(block, 0, state)
-        else:
-            consumed = -1
         start, stop, literals = -1, -1, []
         for literal, end in hits:
             if end <= stop:
@@ -126,14 +124,13 @@ class ContainerDetector:
             if start < consumed:
                 continue
             if literal >= self._marks:
-                if _CRI_LINE.match(block[start : start + 80]):
-                    consumed = yield from self._join(block, start, state)
+                consumed = yield from self._join(block, start, state)
                 continue
             literals.append(literal)
         if literals:
             yield Line(state.offset + start, bytes(block[start:stop])[:LINE_CAP], tuple(literals))
 
-    def _join(self, block: bytes | memoryview, start: int, state: StreamState) -> Iterator[Line]:
+    def _join(self, block: bytes | memoryview, start: int, state: StreamState) -> Generator[Line, None, int]:
         """Joins split records from `start` on until none is open; returns the offset up to which lines are used up.
 
         Lines of the other stream between the parts are looked at one by one.
@@ -142,30 +139,15 @@ class ContainerDetector:
         while at < len(block):
             stop = _line_end(block, at)
             raw = bytes(block[at : min(stop, at + LINE_CAP)])
-            head = _CRI_LINE.match(raw)
-            if head is None:
-                yield from self._whole(Line(state.offset + at, raw, ()))
-            else:
-                stream, tag = head.groups()
-                parts = state.partial.get(stream)
-                if parts is None and tag == b"F":
-                    yield from self._whole(Line(state.offset + at, raw, ()))
-                else:
-                    if parts is None:
-                        parts = state.partial[stream] = []
-                        state.partial_size = 0
-                    content = raw if not parts else raw[head.end() :]
-                    room = LINE_CAP - state.partial_size
-                    if len(content) > room:
-                        self.figures.cut_lines += 1
-                    parts.append(content[: max(room, 0)])
-                    state.partial_size += len(content)
-                    if tag == b"F":
-                        del state.partial[stream]
-                        yield from self._whole(Line(state.offset + at, b"".join(parts), (), joined=True))
+            record = open_envelope(raw.decode("utf-8", "replace"))
+            whole = state.joiner.feed(record.stream, record.content, partial=record.partial)
+            if whole is not None:
+                yield from self._whole(Line(state.offset + at, whole.encode(), (), record.time))
             at = stop + 1
-            if not state.partial:
+            if not state.joiner.waiting:
                 break
+        self.figures.cut_lines += state.joiner.cut_lines
+        state.joiner.cut_lines = 0
         return at
 
     def _whole(self, line: Line) -> Iterator[Line]:
@@ -195,6 +177,8 @@ class ContainerDetector:
         line_number: Callable[[int], int | None],
     ) -> Iterator[Signal]:
         framed = frame(line.text.decode("utf-8", "replace"))
+        if line.time is not None:
+            framed = framed._replace(time=line.time)
         tried: set[int] = set()
         for literal in line.literals:
             for i in self._owners[literal]:

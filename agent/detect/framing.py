@@ -279,6 +279,11 @@ class PartialJoiner:
         self._held[stream] = (parts, length, lost)
         return None
 
+    @property
+    def waiting(self) -> bool:
+        """True while some stream's line is not whole yet."""
+        return bool(self._held)
+
     def flush(self) -> list[tuple[str, str]]:
         """What is still waiting for its rest, as (stream, text): the log ends in the middle of a line."""
         rest = [(stream, self._finish(parts, lost)) for stream, (parts, _, lost) in self._held.items()]

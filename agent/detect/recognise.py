@@ -19,14 +19,14 @@ Kind = Literal["container", "kernel", "device-plugin", "mixed", "other"]
 SAMPLE = 256 * 1024
 """Bytes from the start of a text that are enough to know it."""
 
-MAX_LINES = 4000
+MAX_LINES = 3000
 """Lines of a sample that are looked at."""
 
 RUN_AT_EDGE = 3
 """Kernel lines in a row, at the start or the end of a text, that count as pasted when nothing separates them."""
 
 WINDOW = 64
-"""Neighbours on each side that :func:`stands_apart` needs at most."""
+"""Neighbours on each side that are enough for :func:`stands_apart`."""
 
 _Class = Literal["kernel", "bare", "system", "container", "plugin", "heading", "blank", "other"]
 
@@ -47,7 +47,7 @@ _PROGRAM = re.compile(
     r"|/\S{1,4096}\.py:[0-9]+: [A-Za-z]*Warning: "
     r"|terminate called after throwing|Fatal Python error: |THCudaCheck FAIL"
     r"|server_args=(?:ServerArgs\(|\{)|(?:RuntimeError: )?CUDA error: |CUDA out of memory"
-    r"|[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2},[0-9]{3} |[^\n|]{0,80}[0-9]{1,3}%\|",
+    r"|[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9]{2}:[0-9]{2}:[0-9]{2},[0-9]{3} ",
     _A,
 )
 _ENGINE_WORDS = re.compile(
@@ -59,9 +59,9 @@ _DOCUMENT = re.compile(
     r"|GPU [0-9]+: NVIDIA .{0,60}\(UUID: GPU-",
     _A,
 )
-_HEADING = re.compile(
-    r"```|~~~|.{0,200}\b(?:dmesg|journalctl|kmsg|kern\.log|kernel (?:log|ring|messages?)|syslog)\b"
-    r"|[-=#*]{1,80} ?.{0,40}\bkernel\b|.{0,40}\b(?:host|node)\b.{0,40}:\s*\Z|[^ ]{0,80}[$#] \S",
+_HEADING = re.compile(r"```|~~~|[-=#*]{1,80} ?.{0,40}\bkernel\b|[^ ]{0,80}[$#] \S", re.I | _A)
+_HEADING_WORDS = re.compile(
+    r"\b(?:dmesg|journalctl|kmsg|kern\.log|kernel (?:log|ring|messages?)|syslog)\b|\b(?:host|node)\b[^\n]{0,40}:\s*\Z",
     re.I | _A,
 )
 """How a person parts what he pastes. Rulers and lines that end in a colon are not among them: programs print both."""
@@ -81,9 +81,9 @@ def _class_of(line: str) -> tuple[_Class, bool]:
         return ("plugin" if any(word in content for word in _PLUGIN_WORDS) else "other"), wrapped.enveloped
     if record is not None or is_system_line(line):
         return "system", False
-    if wrapped.enveloped or has_head(content) or _PROGRAM.match(content):
+    if wrapped.enveloped or has_head(content) or _PROGRAM.match(content) or "%|" in content[:200]:
         return "container", wrapped.enveloped
-    if _HEADING.match(content):
+    if _HEADING.match(content) or (len(content) <= 300 and _HEADING_WORDS.search(content)):
         return "heading", False
     return "other", False
 
@@ -92,14 +92,17 @@ _RUN: frozenset[_Class] = frozenset(("kernel", "bare", "system"))
 _Side = Literal["edge", "blank", "heading", "none"]
 
 
-def _side(classes: Sequence[_Class], at: int) -> _Side:
-    """What stands beside a run, `at` being the neighbour's index: blank lines lead to what is behind them."""
+def _side(classes: Sequence[_Class], at: int, step: Literal[-1, 1]) -> _Side:
+    """What parts a run from the rest, `at` being its neighbour's index: the text's end, a heading, blank lines."""
+    blank = False
+    while 0 <= at < len(classes) and classes[at] == "blank":
+        blank = True
+        at += step
     if not 0 <= at < len(classes):
         return "edge"
-    beside = classes[at]
-    if beside == "heading" or beside == "blank":
-        return beside
-    return "none"
+    if classes[at] == "heading":
+        return "heading"
+    return "blank" if blank else "none"
 
 
 def _apart(classes: Sequence[_Class], start: int, end: int) -> bool:
@@ -107,7 +110,7 @@ def _apart(classes: Sequence[_Class], start: int, end: int) -> bool:
     length = sum(1 for c in classes[start:end] if c == "kernel")
     if not length:
         return False
-    before, after = _side(classes, start - 1), _side(classes, end)
+    before, after = _side(classes, start - 1, -1), _side(classes, end, 1)
     if before == "heading":
         return True  # a person wrote above it what it is
     if "none" not in (before, after):
@@ -131,8 +134,8 @@ def _runs(classes: Sequence[_Class]) -> list[tuple[int, int]]:
 def stands_apart(lines: Sequence[str], index: int) -> bool:
     """In a "mixed" text: may ``lines[index]`` be taken for the kernel's, or may the program around it have printed it?
 
-    `lines` are the physical lines around it, some :data:`WINDOW` on each side; their first and last count as the
-    text's own start and end only where fewer than that many neighbours are given.
+    `lines` are the physical lines around it, :data:`WINDOW` on each side where there are as many; where they end, the
+    text counts as ended.
     """
     judged = [_class_of(line) for line in lines]
     classes: list[_Class] = [c for c, _ in judged]
@@ -176,7 +179,7 @@ def recognise(sample: bytes, name: str) -> Kind:
     rest = of("other")
     if kernel and kernel >= rest:
         return "kernel"
-    if kernel and kernel * 3 >= rest and _KERNEL_NAME.search(name):
+    if kernel and kernel * 2 >= rest and _KERNEL_NAME.search(name):
         return "kernel"
     if runs:
         return "mixed"

@@ -290,6 +290,7 @@ def _line_of(text: bytes, path: Sequence[str | int]) -> int | None:
 
 
 _PATH = regex.compile(r" - at `\$(?P<path>.*)`\Z")
+_UNKNOWN_FIELD = regex.compile(r"unknown field `(?P<key>.*)`\Z")
 _STEP = regex.compile(r"\.(?P<key>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
 
 
@@ -312,7 +313,10 @@ def load_document(text: bytes, kind: type[T], *, file: str) -> T:
         path: list[str | int] = []
         for step in _STEP.finditer(at["path"]) if at else ():
             path.append(step["key"] if step["key"] is not None else int(step["index"]) if step["index"] != "..." else 0)
+        why = said[: at.start()] if at else said
+        if unknown := _UNKNOWN_FIELD.search(why):
+            path.append(unknown["key"])
         key = ".".join(str(p) for p in path)
-        raise RuleError(file, said[: at.start()] if at else said, line=_line_of(text, path), key=key) from None
+        raise RuleError(file, why, line=_line_of(text, path), key=key) from None
 
 

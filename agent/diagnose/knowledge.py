@@ -5,21 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from agent.detect.catalogue import Catalogue
+from agent.detect.catalogue import NO_BUS, Catalogue, Judgement
 from agent.detect.causes import Alternative
 from agent.detect.rules import Rule, render
-from agent.detect.xid import parse_xid
-from agent.model import Action, Component, Scope, Severity, Signal
-
-_SEVERITY_ACTION = {
-    Severity.INFO: Action.NONE,
-    Severity.CONTEXT: Action.NONE,
-    Severity.APP: Action.ADVISE,
-    Severity.UNKNOWN: Action.ADVISE,
-    Severity.PENDING: Action.ADVISE,
-    Severity.DEGRADED: Action.ADVISE,
-}
-
+from agent.model import Action, Component, Signal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
@@ -58,15 +47,19 @@ class Knowledge:
         rule = self.rules.get(signal.rule)
         if rule is not None:
             return self._of_rule(rule, signal, facts or {})
-        if signal.xid is not None and (line := parse_xid(signal.evidence.text)) is not None:
-            judged = self.catalogue.judge(line)
+        judged: Judgement | None = None
+        if signal.rule.startswith("xid/") and signal.xid is not None and signal.fault is not None:
+            judged = self.catalogue.explain(signal.xid, signal.fault, signal.fields, pci=signal.gpu.pci)
+        elif signal.rule.startswith("sxid/"):
+            judged = self.catalogue.explain_switch(signal.fields)
+        if judged is not None:
             return About(
                 title=judged.title,
                 component=judged.hint.component,
                 action=judged.action,
                 cause=judged.why,
                 fix=judged.fix,
-                value=f"xid-{signal.xid}",
+                value=signal.rule.replace("/", "-"),
             )
         return About(
             title=signal.rule,
@@ -76,13 +69,13 @@ class Knowledge:
         )
 
     def _of_rule(self, rule: Rule, signal: Signal, facts: Mapping[str, str]) -> About:
-        fields = {**facts, **signal.fields}
+        fields = {"pci": str(signal.gpu.pci or NO_BUS), **facts, **signal.fields}
         if signal.rank is not None:
             fields.setdefault("rank", str(signal.rank))
         action = rule.warrants
         value = ""
         if rule.fault is not None:
-            action = rule.action or self.action_of(rule.fault.severity, rule.fault.recovery, rule.fault.scope)
+            action = rule.action or self.catalogue.action(rule.fault.severity, rule.fault.recovery)
             value = rule.fault.taint or (f"xid-{rule.fault.xid}" if rule.fault.xid else rule.id.rsplit("/", 1)[-1])
         return About(
             title=rule.title,
@@ -93,10 +86,3 @@ class Knowledge:
             check=tuple(render(text, fields) for text in rule.check),
             value=value,
         )
-
-    def action_of(self, severity: Severity, recovery: str, scope: Scope) -> Action:
-        """What a fault of this severity warrants when the catalogue's recovery says how it ends."""
-        if severity is not Severity.FATAL:
-            return _SEVERITY_ACTION[severity]
-        planned = self.catalogue.action_of_recovery(recovery)
-        return Action.TAINT if planned in (Action.NONE, Action.ADVISE) and scope is not Scope.NODE else planned

@@ -126,7 +126,7 @@ async def test_a_restart_goes_on_behind_the_cursor_on_the_real_device(writer, ma
     boot_id = read_boot_id()
     first = KmsgSource(boot_id=boot_id, accept_user_records=True)
     os.write(writer, f"first {mark}\n".encode())
-    async with aclosing(first.records()) as batches:
+    async with asyncio.timeout(PATIENCE), aclosing(first.records()) as batches:
         async for batch in batches:
             if any(mark in record.text for record in batch):
                 break

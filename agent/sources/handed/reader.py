@@ -268,7 +268,7 @@ class _Reader:
 
     def pieces(self) -> Iterator[bytes]:
         """The text in UTF-8, in pieces of any length."""
-        raw = self._raw(metered=True)
+        raw: Iterator[bytes] = self._raw(metered=True)
         if self.packing:
             raw = unpack(raw, self.packing, limit=self._limit, damaged=self._damaged.append)
         return to_utf8(raw, self.encoding)

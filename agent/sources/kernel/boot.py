@@ -13,7 +13,7 @@ BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 def read_boot_id(path: str = BOOT_ID_PATH) -> str:
     """The random id of this boot, as the kernel spells it. Raises :class:`KernelLogUnavailable`."""
     try:
-        text = Path(path).read_text(encoding="ascii", errors="replace").strip()
+        text = Path(path).read_text(encoding="utf-8", errors="replace").strip()
     except OSError as problem:
         raise KernelLogUnavailable(
             f"the boot id at {path} cannot be read: {problem.strerror}", "Mount proc at /proc as every container has it"

@@ -1,0 +1,425 @@
+"""The running agent: builds the parts, runs them in one TaskGroup, stops them in order. Holds no knowledge of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from asyncinotify import Inotify, Mask
+from prometheus_client import CollectorRegistry
+
+from agent import __version__
+from agent.config import Choice, Settings
+from agent.detect.rules import RuleError
+from agent.model import Fault, Plan, Role, Verdict
+from agent.pipeline import Pipeline
+from agent.report import metrics as m
+from agent.report.events import Report, blind_report, node_ref
+from agent.report.http import StatusServer
+from agent.report.reporter import REPORT, Reporter
+from agent.report.status import Readiness, RuleStatus, SourceStatus
+from agent.report.store import Store, decode_all
+from agent.report.telemetry import Telemetry
+from agent.rulebook import load_rulebook
+from agent.sources.kernel import KernelLogUnavailable, KernelSource, open_kernel_source, read_boot_id
+from agent.sources.kubelet.checkpoint import CheckpointSource
+from agent.sources.logs import LogSource
+
+log = logging.getLogger("faultline")
+
+FLUSH_SECONDS = 5.0
+"""A position that nothing was found up to is stored this much later at most."""
+
+RETRY_SECONDS = 30.0
+CATCH_UP_SECONDS = 1.0
+"""A kernel log that gave nothing for this long after it was opened has been read to its end."""
+
+ALLOCATION_SECONDS = 1.0
+RELOAD_QUIET_SECONDS = 0.25
+
+
+@dataclass(slots=True)
+class _Blindness:
+    why: str
+    cure: str
+    since: float
+    count: int = 1
+
+
+@dataclass(slots=True)
+class _Watched:
+    """What the sources' tasks hold, for the pages to look at."""
+
+    kernel: KernelSource | None = None
+    logs: LogSource | None = None
+    allocations: CheckpointSource | None = None
+    blind: dict[str, _Blindness] = field(default_factory=dict)
+    read_once: set[str] = field(default_factory=set)
+
+
+class App:
+    """One agent. `run` returns when `stop` is set; it raises only what makes it impossible to go on."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        reload: Callable[[], Settings] | None = None,
+        watch: Sequence[Path] = (),
+        sink: Callable[[Report], None] | None = None,
+        clock: Callable[[], float] = time.time,
+        boot_id: str | None = None,
+    ) -> None:
+        """`reload` gives the settings anew; `watch` are files whose change asks for that beside SIGHUP."""
+        self.settings, self._reload, self._watch = settings, reload, tuple(watch)
+        self._clock = clock
+        self.node = settings.node_name or socket.gethostname()
+        self._boot_id = boot_id or read_boot_id()
+        self.book = load_rulebook([Path(p) for p in settings.rules_dirs])
+        self.store = Store.open(Path(settings.state_dir) if settings.state_dir else None, clock=clock)
+        self._metrics = m.Metrics(CollectorRegistry(), version=__version__, process=True)
+        self.reporter = Reporter(
+            node=self.node,
+            mode=settings.mode,
+            settle=settings.correlation.settle_seconds,
+            clock=clock,
+            role_of=self._role_of,
+            sink=sink or _log_report,
+        )
+        self.telemetry = Telemetry(self._metrics, self.reporter, clock=clock)
+        self.pipeline = Pipeline(
+            self.book,
+            store=self.store,
+            listener=self.telemetry,
+            clock=clock,
+            boot_id=self._boot_id,
+            window=settings.correlation.window_seconds,
+            by_content=lambda c: self.settings.select.choose(c) is Choice.BY_CONTENT,
+        )
+        self._watched = _Watched()
+        self.started = asyncio.Event()
+        """Set once the port is listened on."""
+        self._wake = asyncio.Event()
+        self._reload_asked = asyncio.Event()
+        self._flush_at: asyncio.TimerHandle | None = None
+        self._allocations_at = float("-inf")
+        self._server = StatusServer(self, address=settings.http.address, port=settings.http.port)
+        self._in_force()
+
+    # -- life
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Runs until `stop` is set. Raises ListenError where the port cannot be had."""
+        cursor, positions = self.pipeline.restore()
+        snapshot = self.store.load()
+        reports, _ = decode_all(snapshot.objects.get(REPORT, {}), Report)
+        core = self.pipeline.diagnostician
+        self.reporter.restore(faults=core.faults, verdicts=core.verdicts, series=reports)
+        self.telemetry.known(core.faults, core.verdicts)
+        for notice in self.store.notices:
+            log.warning("%s", notice)
+        async with self._server:
+            self.started.set()
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = [
+                        group.create_task(self._follow_kernel(cursor), name="kernel log"),
+                        group.create_task(self._follow_logs(positions), name="container logs"),
+                        group.create_task(self._tell_what_settled(), name="settle"),
+                        group.create_task(self._reload_when_asked(), name="reload"),
+                        group.create_task(self._watch_files(), name="watch"),
+                    ]
+                    await stop.wait()
+                    for task in tasks:
+                        task.cancel()
+            finally:
+                self._stopped()
+
+    @property
+    def port(self) -> int:
+        """The port that is listened on (settings may ask for any free one)."""
+        return self._server.port
+
+    def ask_reload(self) -> None:
+        """Reads settings and rules again, soon; what is wrong in them leaves the old ones in force."""
+        self._reload_asked.set()
+
+    def _stopped(self) -> None:
+        if self._flush_at is not None:
+            self._flush_at.cancel()
+        for source in (self._watched.kernel, self._watched.logs):
+            if source is not None:
+                source.close()
+        self.pipeline.flush()
+        self.store.close()
+
+    # -- sources
+
+    async def _follow_kernel(self, cursor: object) -> None:
+        settings = self.settings.kernel
+        while True:
+            try:
+                source = open_kernel_source(
+                    settings.path,
+                    boot_id=self._boot_id,
+                    after=cursor,  # type: ignore[arg-type]
+                    interval=settings.interval,
+                    accept_user_records=settings.accept_user_records,
+                )
+                self._watched.kernel = source
+                self._sees("kernel")
+                caught_up = asyncio.get_running_loop().call_later(
+                    CATCH_UP_SECONDS, self.pipeline.kernel_readable, True
+                )
+                try:
+                    async with aclosing(source.records()) as batches:
+                        async for batch in batches:
+                            self.pipeline.kernel(batch, source.cursor)
+                            cursor = source.cursor
+                            self._worked()
+                            await asyncio.sleep(0)
+                finally:
+                    caught_up.cancel()
+                    source.close()
+                return
+            except KernelLogUnavailable as refused:
+                self.pipeline.kernel_readable(False)
+                self._is_blind("kernel", refused.why, refused.cure)
+                await asyncio.sleep(RETRY_SECONDS)
+
+    async def _follow_logs(self, positions: object) -> None:
+        settings = self.settings.logs
+        if settings_checkpoint := self.settings.kubelet.checkpoint:
+            self._watched.allocations = CheckpointSource(Path(settings_checkpoint))
+        source = LogSource(
+            Path(settings.root),
+            select=lambda c: self.settings.select.choose(c) is not Choice.IGNORE,
+            positions=positions,  # type: ignore[arg-type]
+            back_read=settings.back_read_bytes,
+            grace=settings.grace_seconds,
+            poll=settings.poll_interval,
+        )
+        self._watched.logs = source
+        if Path(settings.root).is_dir():
+            self._sees("logs")
+        else:
+            self._is_blind(
+                "logs",
+                f"{settings.root} is not there",
+                "Mount the node's /var/log/pods read-only, or set logs.root to the kubelet's podLogsDir",
+            )
+        try:
+            async with aclosing(source.chunks()) as chunks:
+                async for chunk in chunks:
+                    if "logs" in self._watched.blind:
+                        self._sees("logs")
+                    self._allocations()
+                    self.pipeline.chunk(chunk)
+                    self._worked()
+        finally:
+            source.close()
+
+    def _allocations(self) -> None:
+        """What containers hold, looked at before their text is judged, at most once a second."""
+        source, now = self._watched.allocations, self._clock()
+        if source is None or 0 <= now - self._allocations_at < ALLOCATION_SECONDS:
+            return
+        self._allocations_at = now
+        held = source.read(now=now)
+        if held is not None:
+            self.pipeline.held(held)
+
+    def _sees(self, source: str) -> None:
+        if (over := self._watched.blind.pop(source, None)) is not None:
+            log.info("%s can be read again after %.0f s", source, self._clock() - over.since)
+        self._watched.read_once.add(source)
+        self._metrics.set(m.SOURCE_BLIND, 0, source=source)
+
+    def _is_blind(self, source: str, why: str, cure: str) -> None:
+        known = self._watched.blind.get(source)
+        blind = _Blindness(why, cure, self._clock()) if known is None else known
+        blind.count += known is not None
+        self._watched.blind[source] = blind
+        self._metrics.set(m.SOURCE_BLIND, 1, source=source)
+        report = blind_report(
+            source, why=why, cure=cure, agent=node_ref(self.node), at=blind.since, count=blind.count
+        )
+        self.store.commit(put=self.reporter.add(report))
+
+    def _worked(self) -> None:
+        """After each batch: wake who waits for held-back verdicts, and see that positions get to disk."""
+        self._wake.set()
+        if self._flush_at is None:
+            self._flush_at = asyncio.get_running_loop().call_later(FLUSH_SECONDS, self._flush)
+
+    def _flush(self) -> None:
+        self._flush_at = None
+        self.pipeline.flush()
+
+    async def _tell_what_settled(self) -> None:
+        while True:
+            due = self.reporter.due()
+            timeout = None if due is None else max(due - self._clock(), 0.01)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._wake.wait(), timeout)
+            self._wake.clear()
+            if due is not None and due <= self._clock():
+                self._allocations_at = float("-inf")
+                self._allocations()
+                self.store.commit(put=self.reporter.settled())
+
+    # -- rules and settings
+
+    async def _reload_when_asked(self) -> None:
+        while True:
+            await self._reload_asked.wait()
+            await asyncio.sleep(RELOAD_QUIET_SECONDS)  # an editor writes in several steps
+            self._reload_asked.clear()
+            try:
+                settings = self._reload() if self._reload else self.settings
+                book = await asyncio.to_thread(load_rulebook, [Path(p) for p in settings.rules_dirs])
+            except (RuleError, ValueError) as mistake:
+                self._metrics.add(m.RULES_RELOAD_ERRORS)
+                log.error("reload refused, the rules and settings before it stay in force: %s", mistake)
+                continue
+            self.settings = settings
+            self.reporter.mode, self.reporter.settle = settings.mode, settings.correlation.settle_seconds
+            if book.digest != self.book.digest:
+                self.book = book
+                self.pipeline.learn(book)
+            self._in_force()
+            if self._watched.logs is not None:
+                self._watched.logs.reselect()
+            log.info("reloaded: %d rules in force", len(book.rules))
+
+    async def _watch_files(self) -> None:
+        """Asks for a reload when a rule folder or a settings file changes. Without inotify SIGHUP remains."""
+        folders = {Path(p) for p in self.settings.rules_dirs} | {p.parent for p in self._watch}
+        names = {p.name for p in self._watch}
+        if not folders:
+            return
+        change = Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.CREATE
+        try:
+            with Inotify() as inotify:
+                for folder in folders:
+                    inotify.add_watch(folder, change)
+                async for event in inotify:
+                    if event.name is not None and (event.name.suffix == ".yaml" or event.name.name in names):
+                        self.ask_reload()
+        except OSError as error:
+            log.warning("rule folders are not watched (%s); send SIGHUP after an edit", error.strerror)
+
+    def _in_force(self) -> None:
+        self.telemetry.rules_in_force(self.book.rules, (e.code for e in self.book.catalogue))
+        self._metrics.info(
+            m.CONFIG,
+            mode=self.settings.mode,
+            accept_user_records=str(self.settings.kernel.accept_user_records).lower(),
+        )
+
+    def _role_of(self, rule_id: str) -> Role:
+        rule = self.pipeline.diagnostician.knowledge.rules.get(rule_id)
+        return rule.role if rule is not None else Role.CAUSE
+
+    # -- what the pages ask (agent.report.status.State)
+
+    @property
+    def mode(self) -> str:
+        return self.settings.mode
+
+    def now(self) -> float:
+        return self._clock()
+
+    def faults(self) -> Sequence[Fault]:
+        return self.pipeline.diagnostician.faults
+
+    def failures(self) -> Sequence[object]:
+        return self.pipeline.diagnostician.failures
+
+    def verdicts(self) -> Sequence[Verdict]:
+        return self.pipeline.diagnostician.verdicts
+
+    def plans(self) -> Sequence[Plan]:
+        return tuple(self.reporter.plans.values())
+
+    def events(self) -> Sequence[Report]:
+        return self.reporter.reports
+
+    def sources(self) -> Sequence[SourceStatus]:
+        kernel, logs = self._watched.kernel, self._watched.logs
+        return (
+            self._source("kernel", kernel.kind if kernel else "", kernel),
+            self._source("logs", (logs.polling or "inotify") if logs else "", logs),
+        )
+
+    def _source(self, name: str, how: str, source: KernelSource | LogSource | None) -> SourceStatus:
+        blind = self._watched.blind.get(name)
+        return SourceStatus(
+            name=name,
+            state="blind" if blind else "reading" if name in self._watched.read_once else "starting",
+            how=how,
+            last_read=source.last_read if source else None,
+            lost=source.lost if source else 0,
+            errors=source.errors if source else 0,
+            why=blind.why if blind else "",
+            cure=blind.cure if blind else "",
+        )
+
+    def rules(self) -> Sequence[RuleStatus]:
+        return tuple(
+            RuleStatus(
+                id=r.id,
+                title=r.title,
+                component=r.component.value,
+                pack=r.id.split("/", 1)[0],
+                hits=self.telemetry.hits[r.id],
+            )
+            for r in self.book.rules
+        )
+
+    def readiness(self) -> Readiness:
+        waiting = [
+            f"{s.name}: {s.why or 'not read yet'}" for s in self.sources() if s.name not in self._watched.read_once
+        ]
+        return Readiness(reasons=tuple(waiting))
+
+    def metrics(self, accept: str) -> tuple[bytes, str]:
+        self._measure()
+        return self._metrics.exposition(accept)
+
+    def samples(self) -> dict[str, float]:
+        """Every metric of ours by name, for a comparison of two moments."""
+        self._measure()
+        return self._metrics.samples()
+
+    def _measure(self) -> None:
+        kernel, logs, pipeline = self._watched.kernel, self._watched.logs, self.pipeline
+        for name, source in (("kernel", kernel), ("logs", logs)):
+            if source is not None:
+                self._metrics.set(m.SOURCE_LAST_READ, source.last_read or 0, source=name)
+                self._metrics.total(m.SOURCE_LOST, source.lost, source=name)
+                self._metrics.total(m.SOURCE_ERRORS, source.errors, source=name)
+        if kernel is not None:
+            self._metrics.total(m.KERNEL_FOREIGN, kernel.foreign)
+        if logs is not None:
+            self._metrics.set(m.LOG_FILES, logs.followed)
+        if (held := self._watched.allocations) is not None:
+            self._metrics.total(m.SOURCE_ERRORS, held.errors, source="kubelet")
+            self._metrics.set(m.SOURCE_BLIND, 1 if held.error else 0, source="kubelet")
+        self._metrics.total(m.LOG_BYTES, pipeline.log_bytes)
+        self._metrics.total(m.CAPTURE_TIMEOUTS, pipeline.capture_timeouts)
+        self._metrics.total(m.STORE_ERRORS, self.store.errors)
+        self._metrics.set(m.STORE_DURABLE, 1 if self.store.durable else 0)
+        self._metrics.set(m.STORE_PENDING, self.store.pending)
+
+
+def _log_report(report: Report) -> None:
+    level = logging.WARNING if report.type == "Warning" else logging.INFO
+    log.log(level, "%s %s: %s", report.reason.value, report.regarding, report.note)
+
