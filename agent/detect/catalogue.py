@@ -211,13 +211,13 @@ class Description:
 class Catalogue:
     """The meaning of every code. Parses its documents when they are first needed, each once."""
 
-    def __init__(self, catalogue: bytes, nvlink5: bytes, *, files: tuple[str, str] = FILES) -> None:
+    def __init__(self, catalogue: bytes, nvlink5: bytes, *, files: Sequence[str] = FILES) -> None:
         self._bytes, self._nvlink5_bytes = catalogue, nvlink5
         self.file, self.nvlink5_file = files
         self._entries: dict[int, XidEntry] = {}
 
     @classmethod
-    def from_yaml(cls, catalogue: bytes, nvlink5: bytes, *, files: tuple[str, str] = FILES) -> Self:
+    def from_yaml(cls, catalogue: bytes, nvlink5: bytes, *, files: Sequence[str] = FILES) -> Self:
         """A catalogue over the text of its two documents, whose names are only for messages.
 
         Nothing is read or checked yet, so that who never asks pays nothing: call :meth:`check` where a mistake must
