@@ -20,7 +20,7 @@ from agent.model import Allocation, ContainerRef, Failure, Fault, Signal
 from agent.report.store import FAILURE, FAULT, Store, decode_all, encode
 from agent.rulebook import Rulebook
 from agent.sources.kernel import Cursor, KernelRecord
-from agent.sources.logs import Chunk, Position
+from agent.sources.logs.follow import Chunk, Position
 
 KERNEL = "kernel"
 LOGS = "log:"

@@ -12,7 +12,7 @@ from agent.pipeline import NullListener, Pipeline
 from agent.report.store import Store
 from agent.rulebook import load_rulebook
 from agent.sources.kernel import open_kernel_source
-from agent.sources.logs import LogSource
+from agent.sources.logs.follow import LogSource
 
 
 async def run(root: Path) -> None:

@@ -44,8 +44,10 @@ def list_rules(prefix: str, form: str, folders: tuple[Path, ...]) -> None:
     if not found:
         raise Unusable(f"no rule begins with {prefix!r}; `faultline rules list` shows all {len(book.rules)}")
     if form == "json":
-        click.echo(msgspec.json.encode([{"id": r.id, "title": r.title, "role": r.role, "component": r.component,
-                                         "versions": r.versions, "file": book.origins[r.id]} for r in found]))  # fmt: skip
+        shown = ("id", "title", "role", "component", "versions")
+        click.echo(
+            msgspec.json.encode([{k: getattr(r, k) for k in shown} | {"file": book.origins[r.id]} for r in found])
+        )
         return
     rows = ((r.id, r.role.value, r.component.value, r.versions or "any", r.title) for r in found)
     click.echo(table(("ID", "ROLE", "COMPONENT", "VERSIONS", "TITLE"), rows), nl=False)
@@ -107,6 +109,8 @@ def check(folders: tuple[Path, ...]) -> None:
     ]
     for text in clashes:
         click.echo(text, err=True)
-    click.echo(f"{len(mine)} rules in order, {len(book.alternatives)} causes, {sum(1 for _ in book.catalogue)} Xid codes.")
+    click.echo(
+        f"{len(mine)} rules in order, {len(book.alternatives)} causes, {sum(1 for _ in book.catalogue)} Xid codes."
+    )
     if clashes:
         raise SystemExit(1)

@@ -11,7 +11,7 @@ import click
 
 
 def settings_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds --config and a flag for every setting; the command gets `file` and `overrides` (by key, only those given)."""
+    """Adds --config and a flag for every setting; the command gets `file` and `overrides` by key."""
     from agent.config import DEFAULT_FILE, keys
 
     names = {key.flag.lstrip("-").replace("-", "_"): key.name for key in keys()}

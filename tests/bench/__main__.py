@@ -82,7 +82,9 @@ def _explain(root: Path, mib: int, runs: int) -> list[tuple[str, str, str, bool]
         program.write_text(peers.MTAIL)
         theirs = timed(["mtail", "--one_shot", "--progs", str(program), "--logs", str(log)], runs=1)
         ratio = theirs / ours
-        rows.append(("  against mtail with 4 patterns", f"{ratio:.0f} x faster ({theirs:.1f} s)", ">= 80 x", ratio >= 80))
+        rows.append(
+            ("  against mtail with 4 patterns", f"{ratio:.0f} x faster ({theirs:.1f} s)", ">= 80 x", ratio >= 80)
+        )
     else:
         rows.append(("  against mtail with 4 patterns", "mtail is not installed", ">= 80 x", False))
     if shutil.which("rg"):

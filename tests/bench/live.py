@@ -48,7 +48,9 @@ def _log(root: Path, n: int) -> Path:
 
 def _line(text: str) -> bytes:
     now = time.time()
-    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1e9):09d}Z stderr F {text}\n".encode()
+    return (
+        f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1e9):09d}Z stderr F {text}\n".encode()
+    )
 
 
 class _Running:
@@ -100,7 +102,9 @@ async def latency(root: Path, *, runs: int = 500) -> Rows:
                 await asyncio.sleep(0.002)
             times.sort()
             p50, p99 = statistics.median(times), times[int(len(times) * 0.99)]
-            rows.append((f"{name} until its signal is known", f"p50 {p50:.2f} ms, p99 {p99:.2f} ms", "p99 <= 10 ms", p99 <= 10))
+            rows.append(
+                (f"{name} until its signal is known", f"p50 {p50:.2f} ms, p99 {p99:.2f} ms", "p99 <= 10 ms", p99 <= 10)
+            )
     return rows
 
 
@@ -141,7 +145,7 @@ async def flood(root: Path, *, rate: int = 100 << 20, seconds: int = 10) -> Rows
     """Hostile container text at 100 MB/s, every line an error, while kernel records come."""
     path = _log(root, 0)
     path.write_bytes(_line("begin"))
-    other = f"ValueError: --linear-attn-decode-backend flashinfer on SM100+ requires --mamba-ssm-dtype bfloat16, got "
+    other = "ValueError: --linear-attn-decode-backend flashinfer on SM100+ requires --mamba-ssm-dtype bfloat16, got "
     block = b"".join(_line(BUSY if n % 2 else other + str(n)) for n in range(6000))[: 1 << 20]
     block = block[: block.rfind(b"\n") + 1]
     async with _Running(root) as agent:
