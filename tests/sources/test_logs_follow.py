@@ -54,9 +54,9 @@ class Writer:
         self.dir = root / f"llm_{pod}_{uid}" / container
         self.dir.mkdir(parents=True, exist_ok=True)
         self.restart = 0
-        self.file = self._open()
+        self.file = self.open()
 
-    def _open(self) -> int:
+    def open(self) -> int:
         return os.open(self.dir / f"{self.restart}.log", os.O_CREAT | os.O_APPEND | os.O_WRONLY)
 
     def write(self, text: str | bytes) -> None:
@@ -65,7 +65,7 @@ class Writer:
     def rename(self, stamp: str) -> int:
         """The first half of a rotation; the old descriptor, which the runtime still writes to."""
         (self.dir / f"{self.restart}.log").rename(self.dir / f"{self.restart}.log.{stamp}")
-        old, self.file = self.file, self._open()
+        old, self.file = self.file, self.open()
         return old
 
     def rotate(self, stamp: str) -> None:
@@ -81,7 +81,7 @@ class Writer:
     def begin_restart(self) -> None:
         os.close(self.file)
         self.restart += 1
-        self.file = self._open()
+        self.file = self.open()
 
 
 class Reader:
@@ -121,7 +121,12 @@ class World:
 
     @asynccontextmanager
     async def follow(self, **options: Any) -> AsyncGenerator[Reader, None]:
-        options = {"select": lambda _: True, "call_later": self.timers, "clock": lambda: self.now} | options
+        defaults: dict[str, Any] = {
+            "select": lambda _: True,
+            "call_later": self.timers,
+            "clock": lambda: self.now,
+        }
+        options = defaults | options
         reader = Reader(LogSource(self.root, positions=self.positions, **options), self.positions)
         try:
             yield reader
@@ -222,18 +227,37 @@ async def test_a_write_after_a_close_keeps_the_file_open(world: World, writer: W
     writer.write("1\n")
     async with world.follow() as reader:
         await reader.until("1\n")
-        # The runtime restarts: it closes the file and opens it again, then the kubelet rotates it.
+        # The runtime restarts: it closes the file and opens it again. Then the container is restarted.
         os.close(writer.file)
-        writer.file = writer._open()
+        writer.file = writer.open()
         writer.write("2\n")
         await reader.until("1\n2\n")
-        old = writer.rename(STAMPS[0])
+        old, writer.restart = writer.file, 1
+        writer.file = writer.open()
         writer.write("4\n")
         await world.settle(reader)
         assert reader.text() == "1\n2\n"
         os.write(old, b"3\n")
         os.close(old)
         await reader.until("1\n2\n3\n4\n")
+
+
+async def test_a_new_file_is_open_though_the_one_of_its_name_was_closed(world: World, writer: Writer) -> None:
+    writer.write("1\n")
+    async with world.follow() as reader:
+        await reader.until("1\n")
+        os.close(writer.file)
+        writer.file = writer.open()
+        os.close(writer.rename(STAMPS[0]))
+        await world.settle(reader)
+        old, writer.restart = writer.file, 1
+        writer.file = writer.open()
+        writer.write("3\n")
+        await world.settle(reader)
+        assert reader.text() == "1\n"
+        os.write(old, b"2\n")
+        os.close(old)
+        await reader.until("1\n2\n3\n")
 
 
 async def test_a_rotation_that_is_taken_back_goes_on_in_the_same_file(world: World, writer: Writer) -> None:
@@ -248,6 +272,7 @@ async def test_a_rotation_that_is_taken_back_goes_on_in_the_same_file(world: Wor
         rotated.rename(live)
         await world.settle(reader)
         world.timers.fire()
+        await world.settle(reader)
         writer.write("2\n")
         await reader.until("1\n2\n")
 
@@ -429,6 +454,33 @@ async def test_an_unreadable_file_is_an_error_once_and_read_when_it_may_be(world
         os.close(other.file)
 
 
+@pytest.mark.parametrize("begun", [True, False])
+async def test_an_older_file_readable_too_late_does_not_break_the_order(
+    world: World, writer: Writer, *, begun: bool
+) -> None:
+    denied = {"0.log"}
+
+    def opener(path: str) -> int:
+        if os.path.basename(path) in denied and "sglang" in path:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return open_log(path)
+
+    writer.write("0\n")
+    writer.begin_restart()
+    if begun:
+        writer.write("1\n")
+    async with world.follow(opener=opener) as reader:
+        await world.settle(reader)
+        await world.settle(reader)  # All found at the start had their turn.
+        assert reader.text() == ("1\n" if begun else "")
+        denied.clear()
+        os.chmod(writer.dir / "0.log", 0o640)
+        await world.settle(reader)
+        world.timers.fire()
+        writer.write("2\n")
+        await reader.until("1\n2\n" if begun else "0\n2\n")
+
+
 async def test_a_name_that_is_no_regular_file_is_an_error_and_blocks_nothing(world: World, writer: Writer) -> None:
     os.mkfifo(writer.dir / "1.log")
     (writer.dir / "2.log").symlink_to("/nowhere")
@@ -533,6 +585,26 @@ async def test_dockers_symbolic_links_are_followed_through_its_own_rotation(worl
             await world.settle(reader)
         world.timers.fire()
         await reader.until("".join(f'{{"log":"{number}\\n"}}\n' for number in range(1, 5)))
+
+
+async def test_a_line_written_while_a_links_target_gets_its_watch_is_not_missed(world: World, tmp_path: Path) -> None:
+    store = tmp_path / "containers" / "abc"
+    store.mkdir(parents=True)
+    target = store / "abc-json.log"
+    target.write_bytes(b"1\n")
+
+    class Racing(Inotify):
+        def add(self, path: str, mask: int) -> int:
+            if path == str(store):
+                with target.open("ab") as file:
+                    file.write(b"2\n")
+            return super().add(path, mask)
+
+    logs = world.root / "llm_sglang-0_u1" / "main"
+    logs.mkdir(parents=True)
+    (logs / "0.log").symlink_to(target)
+    async with world.follow(make_inotify=Racing) as reader:
+        await reader.until("1\n2\n")
 
 
 async def test_two_hundred_containers_are_followed_and_share_the_turns(world: World) -> None:

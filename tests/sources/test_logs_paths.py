@@ -20,8 +20,8 @@ def test_a_static_pods_hash_stands_in_the_place_of_the_uid() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["", "_", "__", "a_b", "a_b_", "_b_c", "a__c", "a_b_c_d", "..", "a_.._c", "a_b_c\n", "A_b_c", "a_<b>_c", "a_b_\udcff",
-     "a_b/_c", "a_\x1b[31m_c", f"{'a' * 254}_b_c"],
+    ["", "_", "__", "a_b", "a_b_", "_b_c", "a__c", "a_b_c_d", "..", "a_.._c", "a_b_c\n", "A_b_c", "a_<b>_c",
+     "a_b_\udcff", "a_b/_c", "a_\x1b[31m_c", f"{'a' * 254}_b_c"],
 )  # fmt: skip
 def test_a_name_that_the_kubelet_would_not_make_is_no_pod(name: str) -> None:
     assert pod_dir(name) is None

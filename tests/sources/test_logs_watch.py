@@ -26,8 +26,10 @@ def test_equal_events_are_told_once_at_their_last_place() -> None:
 
 
 def test_records_of_different_sizes_are_told_in_order() -> None:
-    data = record(1, MODIFY, b"0.log") + record(2, 0x8000, b"") + record(1, MODIFY, b"0.log.20260720-091402")
+    write = record(1, MODIFY, b"0.log")
+    data = write + record(2, 0x8000, b"") + record(1, MODIFY, b"0.log.20260720-091402")
     assert [event.name for event in events(data)] == ["0.log", "", "0.log.20260720-091402"]
+    assert [event.name for event in events(data + write)] == ["", "0.log.20260720-091402", "0.log"]
 
 
 def test_a_buffer_that_only_looks_evenly_cut_is_taken_apart_by_its_lengths() -> None:
