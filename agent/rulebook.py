@@ -6,11 +6,13 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from pathlib import Path
 
 from agent.detect.catalogue import Catalogue
 from agent.detect.causes import Alternative, parse_causes
 from agent.detect.rules import Rule, RuleError, parse_rules
+from agent.rulecache import ParsedRules, cached_rules, keep_rules
 
 XID_FILES = ("xid/catalogue.yaml", "xid/nvlink5.yaml")
 
@@ -46,20 +48,38 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
     The user's files are always checked thoroughly (expressions, examples), the packaged ones where `thorough` is set.
     Raises RuleError: a file that cannot be read or used, or an id twice in one folder.
     """
+    base = packaged_rules()
+    files = [(folder, path, _read(path)) for folder in (base, *folders) for path in _files(folder)]
+    digest = hashlib.blake2b(digest_size=12)
+    for _, path, text in files:
+        digest.update(f"{path}\0{len(text)}\0".encode() + text)
+    xids = [base / name for name in XID_FILES]
+    for folder, path, _ in files:
+        if (name := str(path.relative_to(folder))) in XID_FILES:
+            xids[XID_FILES.index(name)] = path
+    read = None if thorough else cached_rules(digest.hexdigest())
+    if read is None:
+        read = _parsed(base, files, thorough=thorough)
+        if not thorough:
+            keep_rules(digest.hexdigest(), read)
+    return Rulebook(
+        rules=read.rules,
+        alternatives=read.alternatives,
+        origins=read.origins,
+        digest=digest.hexdigest(),
+        xid_files=(xids[0], xids[1]),
+    )
+
+
+def _parsed(base: Path, files: Iterable[tuple[Path, Path, bytes]], *, thorough: bool) -> ParsedRules:
     rules: dict[str, Rule] = {}
     alternatives: dict[str, Alternative] = {}
     origins: dict[str, str] = {}
-    digest = hashlib.blake2b(digest_size=8)
-    base = packaged_rules()
-    xids = tuple(base / name for name in XID_FILES)
-    for folder in (base, *folders):
+    for folder, group in groupby(files, key=lambda f: f[0]):
         here: set[str] = set()
-        for path in _files(folder):
+        for _, path, text in group:
             name = str(path.relative_to(folder))
-            text = _read(path)
-            digest.update(name.encode() + b"\0" + text)
             if name in XID_FILES:
-                xids = tuple(path if known.name == path.name else known for known in xids)
                 continue
             found: Iterable[Rule | Alternative]
             if name.startswith("causes/"):
@@ -75,13 +95,7 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
                     rules[item.id] = item
                 else:
                     alternatives[item.id] = item
-    return Rulebook(
-        rules=tuple(rules.values()),
-        alternatives=tuple(alternatives.values()),
-        origins=origins,
-        digest=digest.hexdigest(),
-        xid_files=(xids[0], xids[1]),
-    )
+    return ParsedRules(tuple(rules.values()), tuple(alternatives.values()), origins)
 
 
 def _files(folder: Path) -> list[Path]:

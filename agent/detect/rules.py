@@ -254,14 +254,18 @@ def _templates(rule: Rule) -> Iterable[tuple[list[str | int], str]]:
                 yield ["fix", i, "changes", j, "value"], change.value
 
 
-class _Unknown(dict[str, str]):
-    def __missing__(self, key: str) -> str:
-        return "unknown"
+_NAME = regex.compile(r"\{([a-z_][a-z0-9_]*)\}")
 
 
-def render(template: str, fields: Mapping[str, str]) -> str:
-    """A template with its captures filled in; a capture that the line did not have reads `unknown`."""
-    return template.format_map(_Unknown(fields)) if "{" in template else template
+def render(template: str, fields: Mapping[str, str], *, known_only: bool = False) -> str:
+    """A template with its captures filled in; a capture that the line did not have reads `unknown`.
+
+    Total: braces that hold no name stay as they are. `known_only` also leaves names alone that `fields` does not have
+    (commands for a shell are full of braces).
+    """
+    if "{" not in template:
+        return template
+    return _NAME.sub(lambda name: fields.get(name[1], name[0] if known_only else "unknown"), template)
 
 
 def _line_of(text: bytes, path: Sequence[str | int]) -> int | None:

@@ -84,6 +84,6 @@ class Knowledge:
             action=action,
             cause=render(rule.cause, fields) or rule.title,
             fix=tuple(render(step.say, fields) for step in rule.fix),
-            check=tuple(render(text, fields) for text in rule.check),
+            check=tuple(render(text, fields, known_only=True) for text in rule.check),
             value=value,
         )

@@ -181,6 +181,18 @@ def _undecided(
     shown = [a for a in open_causes if a.id in hinted]
     if not rule.suspects:
         return (replace(base, gpu=_text_gpu(failure), why="The log does not say why.", fix=(*about.fix, *about.check)),)
+    if about.component is not Component.UNDECIDED and not open_causes:
+        # The rule says whose it mostly is, and nothing on record speaks against it.
+        return (
+            replace(
+                base,
+                gpu=_text_gpu(failure),
+                confidence=Confidence.LIKELY if blame.sound else Confidence.POSSIBLE,
+                action=Action.ADVISE,
+                why="What the text mostly means; nothing on record accuses a GPU.",
+                fix=(*about.fix, *about.check),
+            ),
+        )
     settled = replace(
         base,
         component=Component.UNDECIDED,
@@ -193,7 +205,6 @@ def _undecided(
             else "The same text comes from a faulted GPU and from causes that are no fault; nothing seen decides."
         ),
         fix=(*about.check, *about.fix),
-        checked=(*blame.checked, *(f"possible, not shown: {a.title}" for a in open_causes)),
     )
     possible = tuple(
         replace(
@@ -207,7 +218,7 @@ def _undecided(
             action=Action.ADVISE,
             why="One of the causes of this text; "
             + ("what was handed in points to it." if a in shown else "not shown."),
-            fix=(*a.check, *a.fix),
+            fix=(*a.check, *(render(step.say, failure.primary.fields) for step in a.fix)),
             checked=(),
             evidence=base.evidence[:1],
         )

@@ -9,7 +9,7 @@ import click
 
 from agent.diagnose.verdicts import name_of, subject_of
 from agent.explain import Explanation
-from agent.model import Action, Confidence, Evidence, Fault, Verdict
+from agent.model import Action, Evidence, Fault, Verdict
 
 _COLOUR = {Action.NONE: "green", Action.ADVISE: "yellow", Action.TAINT: "red", Action.CORDON: "red"}
 _MEANING = {
@@ -31,7 +31,7 @@ def _lines(explanation: Explanation, width: int) -> Iterator[str]:
         yield f"Nothing found in {read or 'the input'}: no failure that a rule knows, no fault in a kernel log."
         yield from _damaged(explanation)
         return
-    main = [v for v in explanation.verdicts if v.confidence is not Confidence.POSSIBLE or v.container is None]
+    main = [v for v in explanation.verdicts if not v.rule.startswith("causes/")]
     rest = [v for v in explanation.verdicts if v not in main]
     covered = {v.fault for v in explanation.verdicts}
     for verdict in main or rest:
