@@ -28,7 +28,7 @@ RUN_AT_EDGE = 3
 WINDOW = 64
 """Neighbours on each side that are enough for :func:`stands_apart`."""
 
-_Class = Literal["kernel", "bare", "system", "container", "plugin", "heading", "blank", "other"]
+_Class = Literal["kernel", "bare", "system", "container", "wrapped", "plugin", "heading", "blank", "other"]
 
 _A = re.ASCII
 _KLOG = re.compile(r"[IWEF][0-9]{4} [0-9]{2}:[0-9]{2}:[0-9]{2}\.[0-9]{6} +[0-9]+ [\w./-]+\.go:[0-9]+\] ", _A)
@@ -81,8 +81,10 @@ def _class_of(line: str) -> tuple[_Class, bool]:
         return ("plugin" if any(word in content for word in _PLUGIN_WORDS) else "other"), wrapped.enveloped
     if record is not None or is_system_line(line):
         return "system", False
-    if wrapped.enveloped or has_head(content) or _PROGRAM.match(content) or "%|" in content[:200]:
+    if has_head(content) or _PROGRAM.match(content) or "%|" in content[:200]:
         return "container", wrapped.enveloped
+    if wrapped.enveloped:
+        return "wrapped", True
     if _HEADING.match(content) or (len(content) <= 300 and _HEADING_WORDS.search(content)):
         return "heading", False
     return "other", False
@@ -153,7 +155,7 @@ def stands_apart(lines: Sequence[str], index: int) -> bool:
 
 def _wholly_wrapped(judged: Sequence[tuple[_Class, bool]]) -> bool:
     """What a runtime wraps it wraps wholly: a bare kernel line among such lines was put there by a person."""
-    wrapped = [enveloped for c, enveloped in judged if c == "container"]
+    wrapped = [enveloped for c, enveloped in judged if c in ("container", "wrapped")]
     return bool(wrapped) and all(wrapped)
 
 
@@ -170,11 +172,11 @@ def recognise(sample: bytes, name: str) -> Kind:
     def of(*names: _Class) -> int:
         return sum(count.get(n, 0) for n in names)
 
-    if of("plugin") and of("plugin") * 4 >= of("container"):
+    if of("plugin") and of("plugin") >= of("container"):
         return "device-plugin"
     kernel = of("kernel", "bare")
     runs = [run for run in _runs(classes) if _apart(classes, *run)]
-    if of("container"):
+    if of("container", "wrapped"):
         return "mixed" if of("kernel") and (runs or _wholly_wrapped(judged)) else "container"
     rest = of("other")
     if kernel and kernel >= rest:

@@ -72,6 +72,8 @@ def test_every_wrapping_comes_off(line: str, time: float) -> None:
         "Key                | Status     |",
         "a.b.weight  | missing",
         "hello world this is text",
+        "loss | 0.13 at step 4",
+        "well-understood-thing text follows",
         "state-of-the-art well-understood-thing text follows",
         "I1025 02:19:08.048260       1 health.go:186] XidCriticalError: Xid=94 on Device=GPU-1a",
         "[rank3]:[E716 09:14:02.5 ProcessGroupNCCL.cpp:632] [Rank 3] Watchdog caught collective operation timeout",

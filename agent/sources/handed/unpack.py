@@ -32,7 +32,6 @@ class _Zlib:
 
     def __init__(self, wbits: int) -> None:
         self._inner = zlib.decompressobj(wbits)
-        self._full = False
 
     @property
     def eof(self) -> bool:
@@ -44,12 +43,10 @@ class _Zlib:
 
     @property
     def needs_input(self) -> bool:
-        return not self._full and not self._inner.unconsumed_tail
+        return not self._inner.unconsumed_tail
 
     def decompress(self, data: bytes, max_length: int = STEP) -> bytes:
-        out = self._inner.decompress(self._inner.unconsumed_tail + data, max_length)
-        self._full = len(out) >= max_length  # there may be more in the window than the input still shows
-        return out
+        return self._inner.decompress(self._inner.unconsumed_tail + data, max_length)
 
 
 def _is_zlib(head: bytes) -> bool:
@@ -104,7 +101,7 @@ def unpack(packed: Iterable[bytes], packing: str, *, limit: int, damaged: Callab
                     continue
             decoder, of_member = make(), 0
         try:
-            out = decoder.decompress(pending, min(STEP, limit - done + 1))
+            out = decoder.decompress(pending, STEP)
         except (zlib.error, OSError, EOFError, lzma.LZMAError, ValueError) as error:
             if members and not of_member:
                 damaged(f"the {packing} data is followed by something else, which was not read")
