@@ -1,4 +1,4 @@
-"""The running agent: builds the parts, runs them in one TaskGroup, stops them in order. Holds no knowledge of its own."""
+"""The running agent: builds the parts, runs them in one TaskGroup, stops them in order. Holds no knowledge."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from agent.report.telemetry import Telemetry
 from agent.rulebook import load_rulebook
 from agent.sources.kernel import KernelLogUnavailable, KernelSource, open_kernel_source, read_boot_id
 from agent.sources.kubelet.checkpoint import CheckpointSource
-from agent.sources.logs import LogSource
+from agent.sources.logs.follow import LogSource
 
 log = logging.getLogger("faultline")
 
@@ -174,9 +174,7 @@ class App:
                 )
                 self._watched.kernel = source
                 self._sees("kernel")
-                caught_up = asyncio.get_running_loop().call_later(
-                    CATCH_UP_SECONDS, self.pipeline.kernel_readable, True
-                )
+                caught_up = asyncio.get_running_loop().call_later(CATCH_UP_SECONDS, self.pipeline.kernel_readable, True)
                 try:
                     async with aclosing(source.records()) as batches:
                         async for batch in batches:
@@ -247,9 +245,7 @@ class App:
         blind.count += known is not None
         self._watched.blind[source] = blind
         self._metrics.set(m.SOURCE_BLIND, 1, source=source)
-        report = blind_report(
-            source, why=why, cure=cure, agent=node_ref(self.node), at=blind.since, count=blind.count
-        )
+        report = blind_report(source, why=why, cure=cure, agent=node_ref(self.node), at=blind.since, count=blind.count)
         self.store.commit(put=self.reporter.add(report))
 
     def _worked(self) -> None:
@@ -422,4 +418,3 @@ class App:
 def _log_report(report: Report) -> None:
     level = logging.WARNING if report.type == "Warning" else logging.INFO
     log.log(level, "%s %s: %s", report.reason.value, report.regarding, report.note)
-

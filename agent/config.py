@@ -124,9 +124,10 @@ class SelectSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     exclude_namespaces: Annotated[
         Globs, Meta(description="Globs of namespaces never to read; wins over everything else.", extra=_LIVE)
     ] = ()
-    exclude_containers: Annotated[
-        Globs, Meta(description="Globs of container names never to read.", extra=_LIVE)
-    ] = ("istio-proxy", "linkerd-proxy")
+    exclude_containers: Annotated[Globs, Meta(description="Globs of container names never to read.", extra=_LIVE)] = (
+        "istio-proxy",
+        "linkerd-proxy",
+    )
     exclude_images: Annotated[
         Globs, Meta(description="Globs of images never to read: a router holds no GPU.", extra=_LIVE)
     ] = ("*sglang-router*",)

@@ -100,7 +100,10 @@ def explain(inputs: Iterable[Handed], book: Rulebook) -> Explanation:
 
 def _order(verdict: Verdict) -> tuple[int, int]:
     """The gravest first, then the surest."""
-    return (-list(Action).index(verdict.action), ["certain", "likely", "undecided", "possible"].index(verdict.confidence))
+    return (
+        -list(Action).index(verdict.action),
+        ["certain", "likely", "undecided", "possible"].index(verdict.confidence),
+    )
 
 
 class _Hints:
@@ -153,4 +156,3 @@ def _verdict(verdict: Verdict) -> dict[str, object]:
         "why": verdict.why, "fix": verdict.fix, "checked": verdict.checked, "evidence": verdict.evidence,
         "container": None if verdict.container is None else str(verdict.container), "count": verdict.count,
     }  # fmt: skip
-

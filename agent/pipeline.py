@@ -20,7 +20,7 @@ from agent.model import Allocation, ContainerRef, Failure, Fault, Signal
 from agent.report.store import FAILURE, FAULT, Store, decode_all, encode
 from agent.rulebook import Rulebook
 from agent.sources.kernel import Cursor, KernelRecord
-from agent.sources.logs import Chunk, Position
+from agent.sources.logs.follow import Chunk, Position
 
 KERNEL = "kernel"
 LOGS = "log:"
@@ -62,6 +62,7 @@ class Pipeline:
         by_content: Callable[[ContainerRef], bool] = lambda _: False,
     ) -> None:
         self._store, self._listener, self._clock = store, listener, clock
+        self._detector_key = f"{DETECTOR}/{boot_id}"  # bus addresses keep their UUIDs for one boot only
         self._by_content = by_content
         self.figures = PipelineFigures()
         self.book = book
@@ -87,7 +88,7 @@ class Pipeline:
         self.figures.undecodable = (*bad, *bad_too)
         self.figures.restored = len(faults) + len(failures)
         self.diagnostician.restore(faults=faults.values(), failures=failures.values())
-        if (kept := snapshot.meta.get(DETECTOR)) is not None:
+        if (kept := snapshot.meta.get(self._detector_key)) is not None:
             self._kernel.restore(msgspec.json.decode(kept))
             self._detector_state = kept
         cursor: Cursor | None = None
@@ -204,7 +205,7 @@ class Pipeline:
         meta = {}
         state = encode(self._kernel.state())
         if state != self._detector_state:
-            self._detector_state = meta[DETECTOR] = state
+            self._detector_state = meta[self._detector_key] = state
         if put or changes.dropped or positions or meta:
             waiting, self._waiting = self._waiting, {}
             self._store.commit(

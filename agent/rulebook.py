@@ -1,4 +1,4 @@
-"""Reads rule folders from disk: the packaged rules, then the user's. Judges nothing; form and content are `detect.rules`'."""
+"""Reads rule folders from disk: the packaged rules, then the user's. Judges nothing: `detect.rules` does."""
 
 from __future__ import annotations
 

@@ -137,9 +137,7 @@ def test_the_words_for_a_manifest_are_yaml(name: str, probes: Probes, environ: d
 
 
 def test_a_port_held_by_a_running_agent_is_as_it_should_be() -> None:
-    held = replace(
-        WELL, try_listen=raising(PortInUseError("x")), server_on=lambda address, port: "faultline/0.1.0"
-    )
+    held = replace(WELL, try_listen=raising(PortInUseError("x")), server_on=lambda address, port: "faultline/0.1.0")
     assert checked("port", held).seen == "port 9753 is held by a running faultline/0.1.0"
 
 

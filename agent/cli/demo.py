@@ -55,7 +55,9 @@ async def _demo(root: Path, *, keep: bool, port: int) -> int:
     await asyncio.wait([asyncio.create_task(app.started.wait()), running], return_when=asyncio.FIRST_COMPLETED)
     if running.done():
         running.result()
-    click.echo(f"Faultline runs on a made-up node with 8 GPUs. Pages: http://127.0.0.1:{app.port}/ (/metrics, /api/v1)\n")
+    click.echo(
+        f"Faultline runs on a made-up node with 8 GPUs. Pages: http://127.0.0.1:{app.port}/ (/metrics, /api/v1)\n"
+    )
     before = app.samples()
     await story.tell(say)
     after = app.samples()

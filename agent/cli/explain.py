@@ -30,6 +30,7 @@ def command(files: tuple[str, ...], form: str, folders: tuple[Path, ...], colour
 
     Exit status: 0 nothing found, 1 something found, 2 the input or the call is unusable.
     """
+    from agent.detect.recognise import recognise
     from agent.detect.rules import RuleError
     from agent.explain import as_json, explain
     from agent.rulebook import load_rulebook
@@ -40,7 +41,8 @@ def command(files: tuple[str, ...], form: str, folders: tuple[Path, ...], colour
     try:
         book = load_rulebook(folders)
         with _Progress(sys.stderr.isatty() and form == "text") as progress:
-            explanation = explain(open_handed(files or ("-",), stdin=sys.stdin.buffer, on_progress=progress), book)
+            inputs = open_handed(files or ("-",), stdin=sys.stdin.buffer, recognise=recognise, on_progress=progress)
+            explanation = explain(inputs, book)
     except (RuleError, UnusableInput) as error:
         raise Unusable(str(error)) from None
     if form == "json":
@@ -71,7 +73,7 @@ class _Progress:
         return self
 
     def __call__(self, done: int, total: int | None) -> None:
-        if not self._enabled or done < self.LARGE and (total or 0) < self.LARGE:
+        if not self._enabled or max(done, total or 0) < self.LARGE:
             return
         mib = done >> 20
         if mib // 16 == self._shown:

@@ -1,4 +1,4 @@
-"""A true story on a made-up 8-GPU node: writes pods' logs, kernel records and the kubelet's checkpoint as the real ones do.
+"""A true story on a made-up 8-GPU node: writes pods' logs, kernel records and the kubelet's checkpoint.
 
 GPU 0000:5d:00 falls off the bus while the device plugin goes on offering it. The pod that held it crashes with "busy or
 unavailable"; it is deleted, and so does the next pod that is given the same GPU. Beside them one pod on a sound GPU is
@@ -45,7 +45,7 @@ SLOW = Pod("qwen-27b-long-84c5d6f7b-r6t2n", "0c6f1a52-4d1b-4a57-9c1e-00000000000
 
 
 class Story:
-    """The node's files under `root`, and what happens to them. `pause(seconds)` is how time passes between two steps."""
+    """The node's files under `root`, and what happens to them. `pause(seconds)` lets time pass between two steps."""
 
     def __init__(self, root: Path, *, pause: Pause, clock: Callable[[], float] = time.time) -> None:
         self.pods = root / "pods"
@@ -112,7 +112,9 @@ class Story:
                 f"NVRM: Xid (PCI:{pci}): 45, pid={pid}, name=sglang::schedul, channel 0x{channel:08x} "
                 "caused by previous Xid 79"
             )
-        self._record(f"NVRM: Xid (PCI:{pci}): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)")
+        self._record(
+            f"NVRM: Xid (PCI:{pci}): 154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
+        )
 
     def _record(self, text: str, *, facility: int = 0) -> None:
         self._seq += 1
@@ -136,7 +138,10 @@ class Story:
              "DeviceIDs": {"0": [GPUS[p.gpu][1]]}, "AllocResp": ""}
             for p in self._held
         ]  # fmt: skip
-        data = {"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {"nvidia.com/gpu": [u for _, u in GPUS]}}, "Checksum": 0}
+        data = {
+            "Data": {"PodDeviceEntries": entries, "RegisteredDevices": {"nvidia.com/gpu": [u for _, u in GPUS]}},
+            "Checksum": 0,
+        }
         fresh = self.checkpoint.with_suffix(".tmp")
         fresh.write_text(json.dumps(data))
         fresh.replace(self.checkpoint)
@@ -163,8 +168,8 @@ class Story:
             self._print(
                 pod,
                 0,
-                f"[2026-01-01 00:00:00] Decode batch, #running-req: 1, #full token: {2000 + n}, full token usage: 0.25, "
-                "mamba num: 3, mamba usage: 0.01, cuda graph: True, gen throughput (token/s): 71.93, #queue-req: 0\n",
+                f"[2026-01-01 00:00:00] Decode batch, #running-req: 1, #full token: {2000 + n}, full token usage: "
+                "0.25, mamba num: 3, mamba usage: 0.01, cuda graph: True, gen throughput (token/s): 71.93, #queue-req: 0\n",
             )
             if n % 100 == 0:
                 await self._pause(0.01)

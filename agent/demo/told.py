@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
-
-from collections.abc import Sequence
 
 from agent.config import CorrelationSettings, HttpSettings, KernelSettings, KubeletSettings, LogsSettings, Settings
 from agent.demo.story import FAULTED, FIRST, GPUS, NEXT, REFUSED, SLOW, Story

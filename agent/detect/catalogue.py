@@ -211,13 +211,13 @@ class Description:
 class Catalogue:
     """The meaning of every code. Parses its documents when they are first needed, each once."""
 
-    def __init__(self, catalogue: bytes, nvlink5: bytes, *, files: tuple[str, str] = FILES) -> None:
+    def __init__(self, catalogue: bytes, nvlink5: bytes, *, files: Sequence[str] = FILES) -> None:
         self._bytes, self._nvlink5_bytes = catalogue, nvlink5
         self.file, self.nvlink5_file = files
         self._entries: dict[int, XidEntry] = {}
 
     @classmethod
-    def from_yaml(cls, catalogue: bytes, nvlink5: bytes, *, files: tuple[str, str] = FILES) -> Self:
+    def from_yaml(cls, catalogue: bytes, nvlink5: bytes, *, files: Sequence[str] = FILES) -> Self:
         """A catalogue over the text of its two documents, whose names are only for messages.
 
         Nothing is read or checked yet, so that who never asks pays nothing: call :meth:`check` where a mistake must
@@ -322,18 +322,16 @@ class Catalogue:
         )
 
     def _decided_rows(self, by: Literal["nvlink5", "recovery_action"]) -> dict[str, str]:
+        rows = {"decided by": _DECIDED_BY[by]}
         if by == "nvlink5":
-            said = {name: (o.severity, o.recovery) for name, o in self._links.outcomes.items()}
+            for name, outcome in self._links.outcomes.items():
+                action = self.action(outcome.severity, outcome.recovery)
+                rows[f"  {name.replace('_', ' ')}"] = f"{outcome.severity.value}: {action.value}"
         else:
-            said = {f"{v.value:#x} ({v.says})": (v.severity, v.recovery) for v in self._form.verdicts}
-        return {
-            "decided by": _DECIDED_BY[by],
-            **{
-                f"  {name.replace('_', ' ')}": f"{severity.value}, {recovery.replace('_', ' ')}: "
-                f"{self.action(severity, recovery).value}"
-                for name, (severity, recovery) in said.items()
-            },
-        }
+            for verdict in self._form.verdicts:
+                action = self.action(verdict.severity, verdict.recovery)
+                rows[f"  {verdict.value:#x}"] = f"{verdict.says}: {action.value}"
+        return rows
 
     def action_of_recovery(self, recovery: str) -> Action:
         """The action that a fatal fault warrants which ends by this recovery; one without a row counts as a taint."""

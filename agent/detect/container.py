@@ -1,4 +1,4 @@
-"""Turns blocks of container log bytes into signals. Never reads a file, never judges a GPU: a tenant wrote this text."""
+"""Turns blocks of container log bytes into signals. Reads no file and judges no GPU: a tenant wrote this text."""
 
 from __future__ import annotations
 

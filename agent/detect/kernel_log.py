@@ -1,4 +1,4 @@
-"""Turns blocks of kernel-log text, in any form people hand in, into signals. For explanations only: text can be forged."""
+"""Turns blocks of kernel-log text, in any form people hand in, into signals. Only to explain: text can be forged."""
 
 from __future__ import annotations
 

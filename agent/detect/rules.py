@@ -19,7 +19,7 @@ from msgspec import Meta
 from agent.model import Action, Component, Role, Scope, Severity
 
 CAPTURE_TIMEOUT = 0.05
-"""Seconds that one capture may take on one line. A rule that needs more is wrong; the line is counted, not waited for."""
+"""Seconds that one capture may take on one line. A rule that needs more is wrong: the line is counted and left."""
 
 EXCEPTION = r"(?:(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt|Warning|NotReady|Timeout): )?"
 """What may stand before the text of a rule anchored at ``exception``: the type that Python prints."""
@@ -195,9 +195,8 @@ def parse_rules(text: bytes, *, file: str, thorough: bool = False) -> tuple[Rule
     rules = load_document(text, RuleFile, file=file).rules
     for i, rule in enumerate(rules):
         for key, why in _faults_of(rule, thorough=thorough):
-            raise RuleError(file, f"{rule.id}: {why}", line=_line_of(text, ["rules", i, *key]), key=key[0])
+            raise RuleError(file, f"{rule.id}: {why}", line=_line_of(text, ["rules", i, *key]), key=str(key[0]))
     return rules
-
 
 
 def _faults_of(rule: Rule, *, thorough: bool) -> Iterable[tuple[list[str | int], str]]:
@@ -318,5 +317,3 @@ def load_document(text: bytes, kind: type[T], *, file: str) -> T:
             path.append(unknown["key"])
         key = ".".join(str(p) for p in path)
         raise RuleError(file, why, line=_line_of(text, path), key=key) from None
-
-

@@ -85,9 +85,7 @@ def _of_accusing(
     if named.known:
         hit = [f for f in gpus if _is(f.gpu, named)]
         if hit:
-            return Blame(
-                faults=tuple(hit[:1]), gpu=hit[0].gpu, confidence=Confidence.CERTAIN, checked=tuple(checked)
-            )
+            return Blame(faults=tuple(hit[:1]), gpu=hit[0].gpu, confidence=Confidence.CERTAIN, checked=tuple(checked))
     if devices is not None and any(f.gpu.known for f in gpus):
         hit = [f for f in gpus if f.gpu.uuid in devices or f.gpu.pci in devices]
         if hit:

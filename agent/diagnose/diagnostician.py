@@ -47,6 +47,7 @@ class Diagnostician:
         self._allocations: dict[str, Allocation] = {}
         self._verdicts: dict[str, tuple[Verdict, ...]] = {}
         self._known: dict[str, Fault] = {}
+        self._blamed: set[str | None] = set()
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -66,7 +67,7 @@ class Diagnostician:
         self.ledger.restore(faults)
         self._known = {f.id: f for f in self.ledger.faults}
         self.log.restore(failures)
-        self._judge(Changes(), everything=True)
+        self._judge(Changes(), everything=True, anew=True)
 
     def held(self, allocations: Iterable[Allocation]) -> None:
         """What containers hold now. What one held before stays known: a crashed pod's devices still matter."""
@@ -109,10 +110,11 @@ class Diagnostician:
     def reconsider(self) -> Changes:
         """Judges every failure again: allocations became known, or the kernel log became readable."""
         changes = Changes()
-        self._judge(changes, everything=True)
+        self._judge(changes, everything=True, anew=True)
         return changes
 
-    def _judge(self, changes: Changes, *, everything: bool) -> None:
+    def _judge(self, changes: Changes, *, everything: bool, anew: bool = False) -> None:
+        """`everything`: all failures, not only the changed ones; `anew`: the faults' own verdicts too."""
         touched = self.log.failures if everything else tuple(changes.failures.values())
         for failure in touched:
             rule = self.knowledge.rules.get(failure.primary.rule)
@@ -127,13 +129,13 @@ class Diagnostician:
                 kernel_read=self.kernel_read,
             )
             self._put(failure.id, of_failure(failure, rule, found, self.knowledge, hinted=self.hinted), changes)
-        blamed = {v.fault for group in self._verdicts.values() for v in group if v.container is not None}
-        for fault in self.ledger.faults:
-            if fault.id in blamed:
-                self._drop(fault.id, changes)
-            elif everything or fault.id in changes.faults:
-                if fault.severity is Severity.CONTEXT and not fault.xids:
-                    continue
+        blamed = {v.fault for group in self._verdicts.values() for v in group if v.container is not None} - {None}
+        freed, self._blamed = self._blamed - blamed, blamed
+        for fault_id in blamed:
+            self._drop(str(fault_id), changes)
+        alone = self.ledger.faults if anew else (*changes.faults.values(), *self.ledger.some(freed))
+        for fault in alone:
+            if fault.id not in blamed and (fault.severity is not Severity.CONTEXT or fault.xids):
                 self._put(fault.id, (of_fault(fault),), changes)
 
     def _put(self, key: str, verdicts: tuple[Verdict, ...], changes: Changes) -> None:

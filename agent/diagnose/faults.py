@@ -41,6 +41,10 @@ class FaultLedger:
     def faults(self) -> tuple[Fault, ...]:
         return tuple(self._faults.values())
 
+    def some(self, ids: Iterable[str | None]) -> list[Fault]:
+        """The faults of these ids that are still on record."""
+        return [self._faults[i] for i in ids if i is not None and i in self._faults]
+
     def apply(self, signal: Signal) -> list[Fault]:
         """The faults that this signal opened, changed or cleared; none for a signal that says nothing of the kind."""
         hint = signal.fault
@@ -74,7 +78,9 @@ class FaultLedger:
     def _opened(self, signal: Signal, hint: FaultHint) -> Fault:
         about = self._about(signal)
         where = signal.gpu.pci or signal.gpu.uuid or "unnamed"
-        seed = f"{self._boot}|{hint.scope}|{where}|{signal.rule}|{signal.time}|{signal.evidence.line}|{len(self._faults)}"
+        seed = (
+            f"{self._boot}|{hint.scope}|{where}|{signal.rule}|{signal.time}|{signal.evidence.line}|{len(self._faults)}"
+        )
         return Fault(
             id="fault-" + hashlib.blake2b(seed.encode(), digest_size=6).hexdigest(),
             scope=hint.scope,
@@ -119,7 +125,7 @@ class FaultLedger:
                 recovery=hint.recovery,
                 action=about.action,
                 driver_verdict=True,
-                why=f"{fault.why} {about.cause}" if about.cause not in fault.why else fault.why,
+                why=f"{fault.why}; {about.cause}" if about.cause not in fault.why else fault.why,
                 fix=_union(about.fix, fault.fix),
             )
         if graver(fault.severity, hint.severity) is not fault.severity or (

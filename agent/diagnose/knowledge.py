@@ -10,6 +10,7 @@ from agent.detect.causes import Alternative
 from agent.detect.rules import Rule, render
 from agent.model import Action, Component, Signal
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class About:
     """One signal explained. `value` is what a taint for it would say: ``xid-79``."""

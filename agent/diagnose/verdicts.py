@@ -132,8 +132,10 @@ def _blaming(failure: Failure, about: About, blame: Blame) -> Verdict:
     first = faults[0]
     base = _base(failure, about, blame)
     text = _text_gpu(failure)
-    gpu = replace(blame.gpu, index=text.index, tp_rank=text.tp_rank) if blame.gpu.known else replace(
-        NO_GPU, index=text.index, tp_rank=text.tp_rank
+    gpu = (
+        replace(blame.gpu, index=text.index, tp_rank=text.tp_rank)
+        if blame.gpu.known
+        else replace(NO_GPU, index=text.index, tp_rank=text.tp_rank)
     )
     xids = tuple(dict.fromkeys(x for f in faults for x in f.xids))
     evidence = _distinct((*base.evidence[:4], *(e for f in faults for e in f.evidence)))[:EVIDENCE_LIMIT]
@@ -188,7 +190,7 @@ def _undecided(
             "Nothing on record accuses the GPUs that this container held, and the text alone does not tell the "
             "possible causes apart."
             if blame.sound
-            else "The same text comes from a faulted GPU and from causes that are no fault; nothing seen so far decides."
+            else "The same text comes from a faulted GPU and from causes that are no fault; nothing seen decides."
         ),
         fix=(*about.check, *about.fix),
         checked=(*blame.checked, *(f"possible, not shown: {a.title}" for a in open_causes)),
@@ -203,7 +205,8 @@ def _undecided(
             cause=render(a.cause, failure.primary.fields),
             confidence=Confidence.LIKELY if a in shown else Confidence.POSSIBLE,
             action=Action.ADVISE,
-            why="One of the causes of this text; " + ("what was handed in points to it." if a in shown else "not shown."),
+            why="One of the causes of this text; "
+            + ("what was handed in points to it." if a in shown else "not shown."),
             fix=(*a.check, *a.fix),
             checked=(),
             evidence=base.evidence[:1],

@@ -241,9 +241,7 @@ def plan_reports(before: Plan | None, now: Plan, *, node: str, at: float) -> lis
         else:
             reason, words = _DONE[now.action], f"{_DONE_WORDS[now.action]}{value}"
         key = f"plan/{node}/{reason}/{now.action}/{now.value}"
-        reports.append(
-            _report(reason, node_ref(node), _note(words, now.why), key=key, first_seen=at, last_seen=at)
-        )
+        reports.append(_report(reason, node_ref(node), _note(words, now.why), key=key, first_seen=at, last_seen=at))
     elif marked and before is not None:
         note = _note(f"Mark removed: {before.action.value}" + (f" ({before.value})" if before.value else ""), now.why)
         key = f"plan/{node}/{Reason.MARK_REMOVED}/{before.value}/{at:.3f}"

@@ -97,7 +97,8 @@ XID_RECORDS = MetricSpec(
     labels=(XID,),
 )  # fmt: skip
 SIGNALS_SUPPRESSED = MetricSpec(
-    name="faultline_signals_suppressed_total", kind="counter",
+    name="faultline_signals_suppressed_total",
+    kind="counter",
     meaning="Occurrences counted with an earlier one of the same container, instead of being followed up again.",
 )
 FAULTS_OPEN = MetricSpec(
@@ -119,7 +120,8 @@ PLANS = MetricSpec(
     labels=(Label(name="action", values=tuple(Action)),),
 )  # fmt: skip
 PLANS_WITHHELD = MetricSpec(
-    name="faultline_plans_withheld", kind="gauge",
+    name="faultline_plans_withheld",
+    kind="gauge",
     meaning="Plans that ask for a change which is not carried out (the mode forbids it, or a brake holds it).",
 )
 SOURCE_LAST_READ = MetricSpec(
@@ -140,7 +142,8 @@ SOURCE_BLIND = MetricSpec(
     labels=(_SOURCE,),
 )  # fmt: skip
 KERNEL_FOREIGN = MetricSpec(
-    name="faultline_kernel_foreign_records_total", kind="counter",
+    name="faultline_kernel_foreign_records_total",
+    kind="counter",
     meaning="Kernel-log records that programs wrote there (facility other than 0). They accuse no GPU.",
 )
 LOG_BYTES = MetricSpec(
@@ -148,21 +151,24 @@ LOG_BYTES = MetricSpec(
 )
 LOG_FILES = MetricSpec(name="faultline_log_followed_files", kind="gauge", meaning="Container log files followed now.")
 CAPTURE_TIMEOUTS = MetricSpec(
-    name="faultline_capture_timeouts_total", kind="counter",
+    name="faultline_capture_timeouts_total",
+    kind="counter",
     meaning="Lines given up because a rule's expression took too long on them.",
 )
 RULES_LOADED = MetricSpec(
     name="faultline_rules_loaded", kind="gauge", meaning="Rules in force, by rule pack.", labels=(PACK,)
 )
 RULES_RELOAD_ERRORS = MetricSpec(
-    name="faultline_rules_reload_errors_total", kind="counter",
+    name="faultline_rules_reload_errors_total",
+    kind="counter",
     meaning="Reloads refused because of a mistake in a rule file; the rules before it stayed in force.",
 )
 STORE_ERRORS = MetricSpec(
     name="faultline_store_errors_total", kind="counter", meaning="Writes of the durable state that failed."
 )
 STORE_DURABLE = MetricSpec(
-    name="faultline_store_durable", kind="gauge",
+    name="faultline_store_durable",
+    kind="gauge",
     meaning="1 while everything found is on disk. At 0 a restart may report it again.",
 )
 STORE_PENDING = MetricSpec(
@@ -333,9 +339,7 @@ def docs_table() -> str:
     rows = ["| Metric | Type | Unit | Labels | Most series | Meaning |", "|---|---|---|---|---|---|"]
     for spec in METRICS:
         labels = "<br>".join(_label_words(label) for label in spec.labels) or "-"
-        rows.append(
-            f"| `{spec.name}` | {spec.kind} | {spec.unit or '-'} | {labels} | {spec.series} | {spec.meaning} |"
-        )
+        rows.append(f"| `{spec.name}` | {spec.kind} | {spec.unit or '-'} | {labels} | {spec.series} | {spec.meaning} |")
     return "\n".join(rows) + "\n"
 
 

@@ -1,7 +1,7 @@
-"""Keeps the series of event reports and the plans: what was told, when it is told again, what must wait. Sends nothing.
+"""Keeps the series of event reports and the plans: what was told, when again, what must wait. Sends nothing.
 
-One series for each fault and verdict. An undecided verdict is held back until the kernel's record, which may come later,
-has had its time; a decided one is told at once.
+One series for each fault and verdict. An undecided verdict is held back until the kernel's record, which may come
+later, has had its time; a decided one is told at once.
 """
 
 from __future__ import annotations
@@ -44,9 +44,7 @@ class Reporter:
         self._told: dict[str, float] = {}
         self.plans: dict[str, Plan] = {}
 
-    def restore(
-        self, *, faults: Iterable[Fault], verdicts: Iterable[Verdict], series: Mapping[str, Report]
-    ) -> None:
+    def restore(self, *, faults: Iterable[Fault], verdicts: Iterable[Verdict], series: Mapping[str, Report]) -> None:
         """Takes up what an earlier run told; what it had not told yet is held back or told now by `changed`."""
         self._series = dict(series)
         self._told = {key: r.last_seen or 0.0 for key, r in series.items()}

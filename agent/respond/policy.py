@@ -10,7 +10,12 @@ Mode = Literal["observe", "device", "taint", "cordon"]
 MODES: tuple[Mode, ...] = ("observe", "device", "taint", "cordon")
 """Each allows what stands before it."""
 
-_NEEDS: dict[Action, Mode] = {Action.NONE: "observe", Action.ADVISE: "observe", Action.TAINT: "taint", Action.CORDON: "cordon"}
+_NEEDS: dict[Action, Mode] = {
+    Action.NONE: "observe",
+    Action.ADVISE: "observe",
+    Action.TAINT: "taint",
+    Action.CORDON: "cordon",
+}
 
 
 def plan_for(fault: Fault, *, mode: Mode, node: str) -> Plan:
@@ -26,7 +31,7 @@ def plan_for(fault: Fault, *, mode: Mode, node: str) -> Plan:
     withheld = ""
     if MODES.index(mode) < MODES.index(_NEEDS[action]):
         withheld = f"mode is {mode}; {action.value} needs mode {_NEEDS[action]}"
-    why = fault.why
+    why = fault.why.rstrip(".") + "."
     if action is Action.TAINT and fault.scope is Scope.GPU:
         why += " New pods must not be given this GPU."
     if action is Action.CORDON:

@@ -52,7 +52,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("kernel_signals", "held", "named", "confidence", "sound"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+@pytest.mark.parametrize(
+    ("kernel_signals", "held", "named", "confidence", "sound"), [c[1:] for c in CASES], ids=[c[0] for c in CASES]
+)
 def test_busy_or_unavailable(kernel_signals, held, named: GpuRef | None, confidence: str, sound: bool) -> None:  # type: ignore[no-untyped-def]
     got = blame(failed(said(BUSY)), BUSY, faults=faults(*kernel_signals), held=held, window=120, kernel_read=True)
     assert got.confidence is Confidence(confidence)
@@ -62,7 +64,9 @@ def test_busy_or_unavailable(kernel_signals, held, named: GpuRef | None, confide
 
 def test_an_xid_that_comes_after_the_error_counts_within_the_window_and_not_later() -> None:
     for at, found in ((100 + 119, True), (100 + 121, False)):
-        got = blame(failed(said(BUSY, at=100)), BUSY, faults=faults(xid(79, at=at)), held=None, window=120, kernel_read=True)
+        got = blame(
+            failed(said(BUSY, at=100)), BUSY, faults=faults(xid(79, at=at)), held=None, window=120, kernel_read=True
+        )
         assert bool(got.faults) is found
 
 
@@ -76,13 +80,20 @@ def test_a_fault_that_was_over_before_the_failure_is_not_blamed() -> None:
 
 def test_an_address_in_the_text_settles_which_of_two() -> None:
     named = said(BUSY, gpu=GpuRef(pci=parse_pci("00000000:9B:00.0")))
-    got = blame(failed(named), BUSY, faults=faults(xid(79, of=G5), xid(95, of=G9)), held=None, window=120, kernel_read=True)
+    got = blame(
+        failed(named), BUSY, faults=faults(xid(79, of=G5), xid(95, of=G9)), held=None, window=120, kernel_read=True
+    )
     assert got.gpu.pci == "0000:9b:00" and got.confidence is Confidence.CERTAIN
 
 
 def test_a_bad_address_beside_xid_31_is_the_programs_own() -> None:
     got = blame(
-        failed(said(ILLEGAL)), ILLEGAL, faults=faults(xid(31, severity=Severity.APP)), held=None, window=120, kernel_read=True
+        failed(said(ILLEGAL)),
+        ILLEGAL,
+        faults=faults(xid(31, severity=Severity.APP)),
+        held=None,
+        window=120,
+        kernel_read=True,
     )
     assert got.application and got.gpu.pci == "0000:5d:00"
 
@@ -99,5 +110,7 @@ def test_without_a_kernel_log_its_silence_proves_nothing() -> None:
 
 
 def test_times_that_are_not_known_exclude_nothing() -> None:
-    got = blame(failed(said(BUSY, at=None)), BUSY, faults=faults(xid(79, at=None)), held=None, window=120, kernel_read=True)
+    got = blame(
+        failed(said(BUSY, at=None)), BUSY, faults=faults(xid(79, at=None)), held=None, window=120, kernel_read=True
+    )
     assert got.gpu.pci == "0000:5d:00"

@@ -73,7 +73,9 @@ def test_an_allocation_that_becomes_known_later_makes_it_certain() -> None:
 
 
 def test_container_text_alone_never_warrants_more_than_advice() -> None:
-    lines = [said(r, text="NVRM: Xid (PCI:0000:5d:00): 79, GPU has fallen off the bus.") for r in RULES if r is not SLOW]
+    lines = [
+        said(r, text="NVRM: Xid (PCI:0000:5d:00): 79, GPU has fallen off the bus.") for r in RULES if r is not SLOW
+    ]
     for n in range(1, len(lines) + 1):
         for some in itertools.permutations(lines, n):
             d = core()

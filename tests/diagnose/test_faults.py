@@ -10,7 +10,9 @@ def about(signal: Signal) -> About:
     action = Action.NONE
     if signal.fault is not None and grave:
         action = Action.CORDON if signal.fault.recovery == "reboot_node" else Action.TAINT
-    return About(title=signal.rule, component=Component.GPU, action=action, cause=signal.rule, fix=(f"mend {signal.rule}",))
+    return About(
+        title=signal.rule, component=Component.GPU, action=action, cause=signal.rule, fix=(f"mend {signal.rule}",)
+    )
 
 
 def ledger() -> FaultLedger:
@@ -70,7 +72,9 @@ def test_the_drivers_all_clear_ends_the_fault_of_that_gpu_only() -> None:
     book = ledger()
     book.apply(xid(95, of=gpu("0000:5d:00")))
     book.apply(xid(95, of=gpu("0000:9b:00")))
-    book.apply(xid(154, of=gpu("0000:5d:00"), severity=Severity.INFO, recovery="none", verdict=True, clears=True, at=200.0))
+    book.apply(
+        xid(154, of=gpu("0000:5d:00"), severity=Severity.INFO, recovery="none", verdict=True, clears=True, at=200.0)
+    )
     assert {str(f.gpu.pci): f.open for f in book.faults} == {"0000:5d:00": False, "0000:9b:00": True}
 
 

@@ -173,7 +173,7 @@ async def test_the_page_tells_the_story_and_runs_nothing(client: aiohttp.ClientS
         assert answer.headers["Server"] == SERVER
     assert policy.startswith("default-src 'none'; style-src 'sha256-")
     assert "unsafe" not in policy
-    assert "<h1 class=\"bad\">1 fault on gpu-1 (GPU 0000:5d:00): fallen off the bus.</h1>" in page
+    assert '<h1 class="bad">1 fault on gpu-1 (GPU 0000:5d:00): fallen off the bus.</h1>' in page
     assert "withheld: mode is observe" in page
     assert "qwen-0" in page and "Drain and reboot the node." in page
     assert "<script" not in page and "style=" not in page and "http://" not in page

@@ -114,7 +114,7 @@ def noise_of(lines: int) -> bytes:
 
 @pytest.mark.parametrize("packing", PACKERS)
 def test_a_packed_file_that_ends_early_gives_what_it_has_and_says_so(tmp_path: Path, packing: str) -> None:
-    noise = noise_of(20_000)
+    noise = noise_of(40_000)
     packed = PACKERS[packing](noise)
     found = one(write(tmp_path, packed[: len(packed) * 2 // 3]))
     got = text_of(found)
@@ -125,7 +125,7 @@ def test_a_packed_file_that_ends_early_gives_what_it_has_and_says_so(tmp_path: P
 
 @pytest.mark.parametrize("packing", ["gzip", "bzip2", "xz"])
 def test_a_packed_file_broken_in_its_middle_gives_what_stands_before(tmp_path: Path, packing: str) -> None:
-    noise = noise_of(20_000)
+    noise = noise_of(40_000)
     packed = bytearray(PACKERS[packing](noise))
     packed[len(packed) // 2 : len(packed) // 2 + 64] = b"\xff" * 64
     found = one(write(tmp_path, bytes(packed)))
@@ -317,10 +317,10 @@ def test_progress_counts_the_bytes_of_all_inputs(tmp_path: Path) -> None:
         text_of(found, 65536)
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1] == (len(LOG) + len(packed), len(LOG) + len(packed))
-    seen.clear()
-    for found in handed(a, "-", stdin=io.BytesIO(LOG), on_progress=lambda done, total: seen.append((done, total))):
+    streamed: list[tuple[int, int | None]] = []
+    for found in handed(a, "-", stdin=io.BytesIO(LOG), on_progress=lambda done, total: streamed.append((done, total))):
         text_of(found)
-    assert seen[-1] == (2 * len(LOG), None)
+    assert streamed[-1] == (2 * len(LOG), None)
 
 
 def true_lines(data: bytes, offsets: Sequence[int]) -> list[int]:

@@ -184,17 +184,21 @@ class _StreamCounter:
 
 def _whole_lines(pieces: Iterator[bytes], size: int) -> Iterator[tuple[int, bytes]]:
     """Pieces of any length as blocks of at most `size` that end behind a newline where they can."""
-    offset, held = 0, b""
+    offset, length = 0, 0
+    held: list[bytes] = []
     for piece in pieces:
-        held = held + piece if held else piece
-        start = 0
-        while len(held) - start >= size:
-            cut = held.rfind(b"\n", start, start + size) + 1 or start + size
-            yield offset, held[start:cut]
+        held.append(piece)
+        length += len(piece)
+        if length < size:
+            continue
+        data, start = b"".join(held), 0
+        while len(data) - start >= size:
+            cut = data.rfind(b"\n", start, start + size) + 1 or start + size
+            yield offset, data[start:cut]
             offset, start = offset + cut - start, cut
-        held = held[start:]
-    if held:
-        yield offset, held
+        held, length = [data[start:]], len(data) - start
+    if length:
+        yield offset, b"".join(held)
 
 
 class _Reader:

@@ -8,8 +8,8 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
-STEP = 1 << 20
-"""The most bytes that one step unpacks."""
+STEP = 1 << 17
+"""The most bytes that one step unpacks; where the data is broken, up to so many before that place are lost."""
 
 MEMORY = 256 << 20
 """The most memory that an xz stream may ask for."""

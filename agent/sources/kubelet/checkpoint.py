@@ -1,7 +1,7 @@
 """Who holds which device, from the kubelet's device-manager checkpoint. Reads one file; knows no GPU.
 
-The file is the kubelet's own (`/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint`), not an API: what cannot be
-understood is an error that is counted, never a guess. Devices given out through DRA are not in it.
+The file is the kubelet's own (`/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint`), not an API: what cannot
+be understood is an error that is counted, never a guess. Devices given out through DRA are not in it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ def parse_checkpoint(text: bytes, *, now: float) -> tuple[Allocation, ...]:
 def _ids(devices: Any) -> list[str]:
     """Device ids by NUMA node (a list in kubelets before 1.20), without time-slicing's and MPS's `::<replica>`."""
     groups = devices.values() if isinstance(devices, dict) else [devices]
-    return [str(i).split("::", 1)[0] for group in groups if isinstance(group, list) for i in group if isinstance(i, str)]
+    return [
+        str(i).split("::", 1)[0] for group in groups if isinstance(group, list) for i in group if isinstance(i, str)
+    ]
 
 
 class CheckpointSource:

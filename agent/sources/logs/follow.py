@@ -150,11 +150,11 @@ class LogSource:
                 if self._everything or self._stale:
                     self._look(call_later)
                     await asyncio.sleep(0)
-                    continue
                 container = next(iter(self._dirty), None)
                 if container is None:
-                    self._wake.clear()
-                    await self._wake.wait()
+                    if not (self._everything or self._stale or self._closed):
+                        self._wake.clear()
+                        await self._wake.wait()
                     continue
                 del self._dirty[container]
                 chunk = container.next_block()

@@ -1,0 +1,42 @@
+"""`faultline doctor`: can this node's sources be read, what is missing, and how to grant it?"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from agent.cli import Unusable
+from agent.cli.settings import settings_options
+
+
+@click.command("doctor")
+@click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
+@settings_options
+def command(file: Path | None, overrides: dict[str, Any], form: str) -> None:
+    """Check what the agent needs on this node: kernel log, logs, state, port, driver, kubelet.
+
+    \b
+    Examples:
+      faultline doctor
+      kubectl exec -n faultline ds/faultline -- faultline doctor
+
+    Exit status: 0 all there (or with less), 1 something that it cannot do without is missing, 2 unusable settings.
+    """
+    from agent.config import ConfigError, load_settings
+    from agent.doctor import Probes, as_json, as_text, run_checks, worst
+    from agent.rulebook import load_rulebook
+
+    try:
+        settings = load_settings(file, environ=os.environ, overrides=overrides).settings
+    except ConfigError as error:
+        raise Unusable(str(error)) from None
+    folders = [Path(p) for p in settings.rules_dirs]
+    checks = run_checks(settings, probes=Probes(load_rules=lambda: len(load_rulebook(folders, thorough=True).rules)))
+    if form == "json":
+        click.echo(as_json(checks))
+    else:
+        click.echo(as_text(checks, colour=True), nl=False)
+    raise SystemExit(1 if worst(checks) == "fail" else 0)
