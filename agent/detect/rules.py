@@ -21,8 +21,24 @@ from agent.model import Action, Component, Role, Scope, Severity
 CAPTURE_TIMEOUT = 0.05
 """Seconds that one capture may take on one line. A rule that needs more is wrong: the line is counted and left."""
 
-EXCEPTION = r"(?:(?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception|Exit|Interrupt|Warning|NotReady|Timeout): )?"
-"""What may stand before the text of a rule anchored at ``exception``: the type that Python prints."""
+HEADS = (
+    r"(?:"
+    r"\((?:[\w:.-]+ )?pid=\d+(?:, ip=[\w.:]+)?\) |"  # a worker of ray or vLLM
+    r"(?:ERROR|WARNING|CRITICAL|INFO) \d\d-\d\d [\d:]+ \[?[\w./-]+\.py:\d+\] |"  # vLLM
+    r"[EWF]\d{4} [\d:.]+ +\d+ [\w./-]+:\d+\] |"  # glog, torchrun
+    # tracing (TGI, Dynamo), loguru
+    r"\d{4}-\d\d-\d\d[T ][\d:.,]+Z? +(?:\| )?(?:ERROR|WARN|WARNING)(?: \| \w+ \| | [\w.:]+: )|"
+    r"\[(?:rank|default)?\d+\]:? ?(?!\[)|\[\d+,\d+\]<std(?:out|err)>: ?|"  # torchrun, mpirun
+    r"\s*what\(\): +"  # an uncaught C++ exception
+    r")*"
+)
+"""What other programs than SGLang put before their own text; SGLang's head is taken off before."""
+
+EXCEPTION = (
+    HEADS
+    + r"(?:(?:[A-Za-z_]\w*\.)*(?!\d)\w*(?:Error|Exception|Exit|Interrupt|Warning|NotReady|Timeout): )?"
+)  # fmt: skip
+"""What may stand before the text of a rule anchored at ``exception``: a program's head, the type that Python prints."""
 
 
 T = TypeVar("T")

@@ -69,7 +69,7 @@ def test_each_line_of_an_example_is_recognised_by_at_most_one_rule_and_the_examp
             assert hits == [{rule.id}]
 
 
-@pytest.mark.parametrize(("line", "rule", "fields"), _lines("real-lines.yaml"))
+@pytest.mark.parametrize(("line", "rule", "fields"), _lines("real-lines.yaml") + _lines("headed-lines.yaml"))
 def test_a_real_line_is_recognised_as_what_it_is(line: str, rule: str, fields: dict[str, str]) -> None:
     found = _matching(line)
     assert set(found) == ({rule} if rule else set())
