@@ -16,7 +16,7 @@ HIDDEN = [
     "server_args=ServerArgs(api_key='Zq7-hunter2xY', port=1)",
     "server_args={'api_key': 'Zq7-hunter2xY', 'port': 1}",
     "admin_api_key='Zq7-hunter2xY'",
-    "ssl_keyfile_password=\"Zq7-hunter2xY\"",
+    'ssl_keyfile_password="Zq7-hunter2xY"',
     '{"api_key": "Zq7-hunter2xY"}',
     r'{"extra": "{\"api_key\": \"Zq7-hunter2xY\"}"}',
     "Authorization: Bearer Zq7-hunter2xY",
@@ -100,7 +100,8 @@ def test_any_text_is_taken_and_a_second_pass_changes_nothing(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["api_key='" * 3000, "key " * 8000, "a" * 100_000, "://" * 9000, "--" + "a-" * 9000, "api_key=" + "\\" * 30_000]
+    "text",
+    ["api_key='" * 3000, "key " * 8000, "a" * 100_000, "://" * 9000, "--" + "a-" * 9000, "api_key=" + "\\" * 30_000],
 )
 def test_a_hostile_line_costs_no_time(text: str) -> None:
     started = time.process_time()

@@ -53,7 +53,14 @@ def test_the_dict_of_0_5_23_is_read_whole() -> None:
 
 def test_both_forms_give_the_same_facts() -> None:
     old, new = (facts_of(parse_server_args(line_of(name)) or {}) for name in (REPR, DICT))
-    for name in ("attention_backend", "page_size", "linear_attn_backend", "speculative_algorithm", "cuda_graph", "tp_size"):
+    for name in (
+        "attention_backend",
+        "page_size",
+        "linear_attn_backend",
+        "speculative_algorithm",
+        "cuda_graph",
+        "tp_size",
+    ):
         assert old[name] == new[name], name
     assert old["attention_backend"] == "triton"
     assert old["page_size"] == "1"
@@ -166,7 +173,12 @@ def test_the_fixtures_hold_no_key_after_parsing() -> None:
 
 
 def test_the_fields_of_server_info_are_cleaned_alike() -> None:
-    info: dict[str, object] = {"api_key": SECRET, "internal_states": [{"admin_api_key": SECRET}], "port": 1, "hf_token": None}
+    info: dict[str, object] = {
+        "api_key": SECRET,
+        "internal_states": [{"admin_api_key": SECRET}],
+        "port": 1,
+        "hf_token": None,
+    }
     assert without_secrets(info) == {
         "api_key": REDACTED, "internal_states": [{"admin_api_key": REDACTED}], "port": 1, "hf_token": None,
     }  # fmt: skip
@@ -212,7 +224,7 @@ def test_any_text_is_taken(text: str, start: str) -> None:
         "ServerArgs(a=" + "<" * 50_000,
         "ServerArgs(" + "a=1 2, " * 5000,
         "ServerArgs(" + "it's, " * 5000,
-        "ServerArgs(" + "a=\"" * 5000,
+        "ServerArgs(" + 'a="' * 5000,
     ],
 )
 def test_a_hostile_line_costs_no_time(text: str) -> None:
