@@ -152,7 +152,8 @@ def test_an_ordinary_log_gives_few_hits() -> None:
 def test_batch_lines_give_no_hit_at_all() -> None:
     lines = [
         "[2026-07-20 09:14:59] Prefill batch, #new-seq: 1, #new-token: 16384, #cached-token: 0, "
-        "full token usage: 0.02, mamba usage: 0.01, #running-req: 0, #queue-req: 0, cuda graph: False, input throughput (token/s): 1.1",
+        "full token usage: 0.02, mamba usage: 0.01, #running-req: 0, #queue-req: 0, cuda graph: False, "
+        "input throughput (token/s): 1.1",
         "[2026-07-20 09:14:59] Decode batch, #running-req: 1, #full token: 200131, full token usage: 0.25, "
         "mamba num: 3, mamba usage: 0.01, cuda graph: True, gen throughput (token/s): 71.93, #queue-req: 0",
         '[2026-07-20 09:14:59] INFO:     10.0.0.1:40000 - "GET /health HTTP/1.1" 200 OK',
