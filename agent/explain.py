@@ -131,12 +131,8 @@ def _with_numbers(
 ) -> tuple[tuple[Fault, ...], tuple[Verdict, ...]]:
     """The same with the line numbers of the evidence that is quoted, counted file by file from the top."""
     faults, verdicts = tuple(faults), tuple(verdicts)
-    wanted = {
-        (e.source, e.offset)
-        for item in (*faults, *verdicts)
-        for e in item.evidence
-        if e.line is None and e.offset is not None and e.source in numbered
-    }
+    quoted = [e for f in faults for e in f.evidence] + [e for v in verdicts for e in v.evidence]
+    wanted = {(e.source, e.offset) for e in quoted if e.line is None and e.offset is not None and e.source in numbered}
     lines = {(name, at): numbered[name].line_number(at) for name, at in sorted(wanted)}
 
     def told(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import regex
-
 from msgspec import Meta
 
 from agent.model import Action, Component, Role, Scope, Severity
@@ -197,7 +196,10 @@ class RuleFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 FACTS = frozenset({
     "sglang_version", "gpu_arch", "cuda", "driver", "architecture", "attention_backend", "page_size", "tp_size",
-    "rank", "ready",
+    "rank", "ready", "linear_attn_backend", "linear_attn_decode_backend", "linear_attn_prefill_backend",
+    "speculative_algorithm", "mamba_ssm_dtype", "mamba_radix_cache_strategy", "kv_cache_dtype", "disable_radix_cache",
+    "disable_overlap_schedule", "cuda_graph", "device", "disaggregation_mode", "is_embedding", "enable_hisparse",
+    "deep_gemm",
 })  # fmt: skip
 """Names that a cause or a fix may use besides its rule's captures: what a log tells about its run."""
 
