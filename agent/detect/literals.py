@@ -28,6 +28,11 @@ class LiteralIndex:
         database.compile(expressions=self._literals, ids=list(range(n)), elements=n, flags=flags, literal=True)
         return database
 
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest literal."""
+        return max(map(len, self._literals), default=0)
+
     def __len__(self) -> int:
         return len(self._literals)
 
