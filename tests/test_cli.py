@@ -89,7 +89,7 @@ def test_an_xid_that_a_container_prints_accuses_nothing() -> None:
     ("make", "words"),
     [
         (lambda p: p / "none.log", ["none.log"]),
-        (lambda p: p, ["director"]),
+        (lambda p: p, ["folder"]),
         (lambda p: (p / "x.bin").write_bytes(b"\x7fELF" + bytes(range(256)) * 20) and p / "x.bin", ["x.bin"]),
     ],
     ids=["missing", "directory", "program"],
