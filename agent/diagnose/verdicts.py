@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from agent.detect.rules import Rule, render
 from agent.diagnose.correlate import Blame
-from agent.diagnose.knowledge import About, Knowledge
+from agent.diagnose.knowledge import About, Knowledge, remedies_of
 from agent.model import (
     NO_GPU,
     Action,
@@ -99,6 +99,7 @@ def _base(failure: Failure, about: About, blame: Blame) -> Verdict:
         gpu=replace(_text_gpu(failure), pci=None, uuid=None),
         xids=() if failure.primary.xid is None else (failure.primary.xid,),
         fix=about.fix,
+        remedies=about.remedies,
         checked=blame.checked,
         evidence=_distinct(quoted)[:EVIDENCE_LIMIT],
         container=failure.container,
@@ -168,6 +169,7 @@ def _blaming(failure: Failure, about: About, blame: Blame) -> Verdict:
         xids=xids,
         why=f"{_blame_sentence(blame)} This is not a fault of the backend or of its flags.",
         fix=first.fix,
+        remedies=(),
         evidence=evidence,
         fault=first.id,
     )
@@ -206,6 +208,7 @@ def _undecided(
         ),
         fix=(*about.check, *about.fix),
     )
+    ways = {a.id: remedies_of(a.fix, failure.primary.fields, known=failure.facts) for a in (shown or open_causes)}
     possible = tuple(
         replace(
             base,
@@ -218,7 +221,8 @@ def _undecided(
             action=Action.ADVISE,
             why="One of the causes of this text; "
             + ("what was handed in points to it." if a in shown else "not shown."),
-            fix=(*a.check, *(render(step.say, failure.primary.fields) for step in a.fix)),
+            fix=(*a.check, *(remedy.say for remedy in ways[a.id])),
+            remedies=ways[a.id],
             checked=(),
             evidence=base.evidence[:1],
         )
