@@ -78,11 +78,26 @@ def of_failure(
     `hinted` are ids of alternatives that something else which was read points to.
     """
     about = knowledge.about(failure.primary, failure.facts)
+    if failure.primary.role is Role.ADVICE:
+        return _advised(failure, blame, knowledge)
     if blame.faults:
         return (_blaming(failure, about, blame),)
     if rule is None or rule.role is not Role.SYMPTOM:
         return (_said(failure, about, blame),)
     return _undecided(failure, rule, about, blame, knowledge, hinted)
+
+
+def _advised(failure: Failure, blame: Blame, knowledge: Knowledge) -> tuple[Verdict, ...]:
+    """One verdict for each thing that runs badly, each with the line that proves it; the first keeps the id."""
+    more = [s for s in failure.others if s.role is Role.ADVICE]
+    others = tuple(s for s in failure.others if s.role is not Role.ADVICE)
+    verdicts = []
+    for signal in (failure.primary, *more):
+        one = replace(failure, primary=signal, others=others if signal is failure.primary else ())
+        verdict = _said(one, knowledge.about(signal, failure.facts), blame)
+        tail = "" if signal is failure.primary else "-" + signal.rule.rsplit("/", 1)[-1]
+        verdicts.append(replace(verdict, id=verdict.id + tail))
+    return tuple(verdicts)
 
 
 def _base(failure: Failure, about: About, blame: Blame) -> Verdict:
