@@ -12,11 +12,15 @@ from typing import TYPE_CHECKING
 
 from agent.detect.catalogue import Catalogue
 from agent.detect.causes import Alternative, parse_causes
+from agent.detect.literals import choose_anchors
 from agent.detect.rules import Rule, RuleError, parse_rules
 from agent.rulecache import ParsedRules, cached_rules, keep_rules
 
 if TYPE_CHECKING:
     from agent.respond.fields import FieldTable
+
+ORDINARY = "ordinary/serving.log"
+"""What healthy servers print: no anchor may be a fragment of it."""
 
 XID_FILES = ("xid/catalogue.yaml", "xid/nvlink5.yaml")
 FIELD_FILE = "llmkube/fields.yaml"
@@ -42,6 +46,8 @@ class Rulebook:
     """Changes whenever any of the files does."""
     xid_files: tuple[Path, Path]
     field_file: Path
+    anchors: tuple[bytes, ...] = ()
+    """Fragments that the literals share (`detect.literals`)."""
 
     @cached_property
     def catalogue(self) -> Catalogue:
@@ -65,7 +71,8 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
     """
     base = packaged_rules()
     files = [(folder, path, _read(path)) for folder in (base, *folders) for path in _files(folder)]
-    digest = hashlib.blake2b(digest_size=12)
+    ordinary = _read(base / ORDINARY)
+    digest = hashlib.blake2b(ordinary, digest_size=12)
     for _, path, text in files:
         digest.update(f"{path}\0{len(text)}\0".encode() + text)
     latest = {name: base / name for name in NO_RULES}
@@ -74,7 +81,7 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
             latest[name] = path
     read = None if thorough else cached_rules(digest.hexdigest())
     if read is None:
-        read = _parsed(base, files, thorough=thorough)
+        read = _parsed(base, files, ordinary=ordinary, thorough=thorough)
         if not thorough:
             keep_rules(digest.hexdigest(), read)
     return Rulebook(
@@ -84,10 +91,12 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
         digest=digest.hexdigest(),
         xid_files=(latest[XID_FILES[0]], latest[XID_FILES[1]]),
         field_file=latest[FIELD_FILE],
+        xid_files=(xids[0], xids[1]),
+        anchors=read.anchors,
     )
 
 
-def _parsed(base: Path, files: Iterable[tuple[Path, Path, bytes]], *, thorough: bool) -> ParsedRules:
+def _parsed(base: Path, files: Iterable[tuple[Path, Path, bytes]], *, ordinary: bytes, thorough: bool) -> ParsedRules:
     rules: dict[str, Rule] = {}
     alternatives: dict[str, Alternative] = {}
     origins: dict[str, str] = {}
@@ -111,7 +120,9 @@ def _parsed(base: Path, files: Iterable[tuple[Path, Path, bytes]], *, thorough: 
                     rules[item.id] = item
                 else:
                     alternatives[item.id] = item
-    return ParsedRules(tuple(rules.values()), tuple(alternatives.values()), origins)
+    texts = [t for r in rules.values() for t in r.literals] + [h for a in alternatives.values() for h in a.hints]
+    anchors = choose_anchors((t.encode() for t in texts), ordinary=ordinary)
+    return ParsedRules(tuple(rules.values()), tuple(alternatives.values()), origins, anchors)
 
 
 def _files(folder: Path) -> list[Path]:
