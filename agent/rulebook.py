@@ -91,7 +91,6 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
         digest=digest.hexdigest(),
         xid_files=(latest[XID_FILES[0]], latest[XID_FILES[1]]),
         field_file=latest[FIELD_FILE],
-        xid_files=(xids[0], xids[1]),
         anchors=read.anchors,
     )
 
