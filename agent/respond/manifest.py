@@ -229,17 +229,41 @@ def _operations(before: object, after: object, at: str) -> Iterator[dict[str, An
             if key not in before:
                 yield {"op": "add", "path": f"{at}/{_pointer(key)}", "value": value}
     elif isinstance(before, list) and isinstance(after, list):
-        old, new = ([json.dumps(item, sort_keys=True, default=str) for item in side] for side in (before, after))
-        steps = difflib.SequenceMatcher(a=old, b=new, autojunk=False).get_opcodes()
-        for tag, i1, i2, j1, j2 in reversed(steps):
-            if tag == "equal":
-                continue
+        hidden = _secret_items(before)
+        for i1, i2, j1, j2 in reversed(_moved(before, after)):
             for i in reversed(range(i1, i2)):
-                yield {"op": "remove", "path": f"{at}/{i}", "old": before[i]}
+                change: dict[str, Any] = {"op": "remove", "path": f"{at}/{i}"}
+                yield change if i in hidden else {**change, "old": before[i]}
             for j in reversed(range(j1, j2)):
                 yield {"op": "add", "path": f"{at}/{i1}", "value": after[j]}
     else:
         yield {"op": "replace", "path": at, "old": before, "value": after}
+
+
+def _moved(before: list[Any], after: list[Any]) -> list[tuple[int, int, int, int]]:
+    """The stretches that differ, as ranges of both lists, in order.
+
+    Secrets that stay are matched first: an alignment that takes one out and puts it back would show it.
+    """
+    old, new = ([json.dumps(item, sort_keys=True, default=str) for item in side] for side in (before, after))
+    kept_old, kept_new = sorted(_secret_items(before)), sorted(_secret_items(after))
+    matcher = difflib.SequenceMatcher(a=[old[i] for i in kept_old], b=[new[j] for j in kept_new], autojunk=False)
+    pairs = [
+        (kept_old[block.a + n], kept_new[block.b + n])
+        for block in matcher.get_matching_blocks()
+        for n in range(block.size)
+    ]
+    stretches: list[tuple[int, int, int, int]] = []
+    i = j = 0
+    for next_i, next_j in [*pairs, (len(old), len(new))]:
+        inner = difflib.SequenceMatcher(a=old[i:next_i], b=new[j:next_j], autojunk=False)
+        stretches += [(i + i1, i + i2, j + j1, j + j2) for tag, i1, i2, j1, j2 in inner.get_opcodes() if tag != "equal"]
+        i, j = next_i + 1, next_j + 1
+    return stretches
+
+
+def _secret_items(items: list[Any]) -> frozenset[int]:
+    return frozenset(i for i, (item, shown) in enumerate(zip(items, masked(items), strict=True)) if item != shown)
 
 
 def _pointer(key: object) -> str:
