@@ -20,6 +20,8 @@ LARGE = 32 << 20
 """Bytes from which on a file is worth all processors."""
 
 FACTS = ("sglang_version", "gpu_arch", "cuda", "driver")
+NOT_ARGUMENTS = ("visible_gpus",)
+"""Facts that a log tells beside its server's arguments, for the diagnosis only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +163,7 @@ def as_json(explanation: Explanation) -> bytes:
         "verdicts": [_verdict(v) for v in explanation.verdicts],
         "context": {
             **{name: explanation.facts.get(name) for name in FACTS},
-            "server_args": {k: v for k, v in explanation.facts.items() if k not in FACTS},
+            "server_args": {k: v for k, v in explanation.facts.items() if k not in FACTS and k not in NOT_ARGUMENTS},
         },
         "inputs": explanation.files,
         "action": explanation.action,

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, cast
 
 import regex
 
+from agent.detect.documents import DocumentState
 from agent.detect.framing import Framed, PartialJoiner, frame, open_envelope
 from agent.detect.literals import LiteralIndex
 from agent.detect.redact import redact
@@ -46,6 +47,7 @@ class StreamState:
     ranks: set[str] = field(default_factory=set)
     ranks_at: int = 0
     ranks_used: bool = False
+    document: DocumentState = field(default_factory=DocumentState)
 
 
 class Line(NamedTuple):
@@ -102,7 +104,8 @@ class ContainerDetector:
         """
         found: dict[tuple[object, ...], Signal] = {}
         for line in self._lines(block, state, hits):
-            for signal in self._of_line(line, state, container, source, line_number):
+            read = self._of_line(line, state, container, source, line_number)
+            for signal in (s for one in read for s in state.document.refine(one, offset=line.offset)):
                 key = (signal.rule, signal.rank, *sorted(signal.fields.items()))
                 seen = found.get(key)
                 found[key] = signal if seen is None else with_(seen, count=seen.count + 1, time=signal.time)
