@@ -1,7 +1,7 @@
 """Single lines: each is told for what it is, and none that a program could have written accuses a GPU.
 
-`tests/data/lines/*.yaml` holds them; `raw` lines get a stamp, `container` lines stand in a container's log, any other form
-stands as it is in a kernel log.
+`tests/data/lines/*.yaml` holds them; `raw` lines get a stamp, `container` lines stand in a container's log, any other
+form stands as it is in a kernel log.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Joins what stands in several lines of a pasted document: the GPU of an `nvidia-smi -q` section, the two counts of a node.
+"""Joins what stands in several lines of a pasted document: the GPU of a section of `nvidia-smi -q`, a node's counts.
 
 Pure, and about words only: it must never name a GPU that no line named, and never outlive the document it reads.
 """
@@ -20,7 +20,7 @@ HEADER, LISTED = "nvidia-smi/gpu-header", "nvidia-smi/listed-gpu"
 SECTION, COUNT, WITHDRAWN = "kubernetes/node-section", "kubernetes/node-gpu-count", "kubernetes/gpus-withdrawn"
 OF_A_SECTION = frozenset((
     "nvidia-smi/recovery-reset", "nvidia-smi/recovery-reboot", "nvidia-smi/recovery-drain-p2p",
-    "nvidia-smi/remap-failed", "nvidia-smi/remap-pending", "host/fabric-state-not-ready",
+    "nvidia-smi/remap-failed", "nvidia-smi/remap-pending", "nvidia-smi/sram-threshold", "host/fabric-state-not-ready",
 ))  # fmt: skip
 """Rules whose lines stand below a GPU's header and do not name it themselves."""
 
