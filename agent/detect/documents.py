@@ -13,7 +13,7 @@ from agent.model import Role, Signal, parse_pci
 SECTION_REACH = 32 * 1024
 """Bytes after the head of a section within which its lines still belong to it."""
 
-LISTED_LIMIT = 64
+LISTED_LIMIT = 16
 """GPUs that a list is followed for; no machine has more."""
 
 HEADER, LISTED = "nvidia-smi/gpu-header", "nvidia-smi/listed-gpu"
@@ -23,6 +23,8 @@ OF_A_SECTION = frozenset((
     "nvidia-smi/remap-failed", "nvidia-smi/remap-pending", "nvidia-smi/sram-threshold", "host/fabric-state-not-ready",
 ))  # fmt: skip
 """Rules whose lines stand below a GPU's header and do not name it themselves."""
+OF_A_DOCUMENT = OF_A_SECTION | {HEADER, LISTED, SECTION, COUNT}
+"""Rules whose line means what the lines before it make of it: the same words twice are not the same finding."""
 
 
 @dataclass(slots=True)
