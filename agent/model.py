@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from typing import Literal, NewType
 
 PciAddress = NewType("PciAddress", str)
 """A PCI bus address ``dddd:bb:dd``: lower case, no function number. Made only by :func:`parse_pci`."""
@@ -156,6 +156,8 @@ class Evidence:
     text: str
     line: int | None = None
     time: float | None = None
+    offset: int | None = None
+    """Where the line begins in its source, while its number is not counted yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,19 +257,48 @@ class Fault:
 class Failure:
     """A backend that failed or runs badly: the container, the signal that explains it best, and what else was seen.
 
-    A crash loop is one failure: `restarts` are the instances (kubelet restart counters) that failed the same way.
+    A crash loop is one failure: `count` instances (kubelet restart counters) failed the same way.
     """
 
     id: str
     container: ContainerRef
     primary: Signal
     signals: int = 1
+    count: int = 1
+    """How many instances failed this way."""
     restarts: tuple[int, ...] = (0,)
+    """The last of them, bounded."""
     first_seen: float | None = None
     last_seen: float | None = None
     facts: Mapping[str, str] = field(default_factory=dict)
     others: tuple[Signal, ...] = ()
     """Further causes, symptoms and echoes of the same instance, in order, bounded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change of a workload: a verb of the rules' fixes (``set_flag``, ``image_tag``, ...), its object, its value.
+
+    ``value`` is None for a switch, and where the log does not tell the value: a person must choose it then.
+    """
+
+    verb: str
+    name: str
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """One way out of a failure, for a person (``say``) and as data; all ``changes`` together are this one way."""
+
+    say: str
+    changes: tuple[Change, ...] = ()
+    standing: Literal["measured", "documented", "untried"] = "documented"
+    source: str = ""
+    versions: str = ""
+    """SGLang versions it holds for (PEP 440); empty: any that its failure occurs in."""
+    gpu_arch: tuple[str, ...] = ()
+    """GPU architectures it holds for (``sm90``, ``sm10*``); empty: any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,6 +316,8 @@ class Verdict:
     gpu: GpuRef = NO_GPU
     xids: tuple[int, ...] = ()
     fix: tuple[str, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+    """The ways out that `fix` words, as data, in the order in which to try them; none where hardware is blamed."""
     checked: tuple[str, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     container: ContainerRef | None = None

@@ -1,4 +1,4 @@
-"""Holds the packaged rulebook together: one text has one rule, ordinary lines have none. Reads the packaged files only."""
+"""Holds the packaged rulebook together: one text has one rule, ordinary lines have none. Reads only packaged files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ COVERAGE = yaml.safe_load((DATA / "rules" / "catalogue-coverage.yaml").read_text
 CATALOGUE_SIZE = 154
 FAILING = frozenset({Role.CAUSE, Role.SYMPTOM, Role.ECHO})
 ORDINARY = (
-    "Decode batch, #running-req: 4, #token: 512, token usage: 0.01, cuda graph: True, gen throughput (token/s): 210.11, "
-    "#queue-req: 0",
+    "Decode batch, #running-req: 4, #token: 512, token usage: 0.01, cuda graph: True, gen throughput (token/s): 210.11,"
+    " #queue-req: 0",
     "Decode batch, #running-req: 1, #full token: 200131, full token usage: 0.25, mamba num: 3, mamba usage: 0.01, "
     "accept len: 2.91, accept rate: 0.73, cuda graph: True, gen throughput (token/s): 71.93, #queue-req: 0",
     "Prefill batch, #new-seq: 1, #new-token: 16384, #cached-token: 0, full token usage: 0.02, mamba usage: 0.01, "
@@ -86,7 +86,8 @@ rules:
      examples: {match: [it broke]}}
 """
     one, two, kernel = parse_rules(text, file="x.yaml")
-    assert [(c.rule.id, c.other.id) for c in rule_clashes([one, two, kernel])] == [("a/one", "a/two"), ("a/two", "a/one")]
+    told = [(c.rule.id, c.other.id) for c in rule_clashes([one, two, kernel])]
+    assert told == [("a/one", "a/two"), ("a/two", "a/one")]
     assert not same_input(one, kernel)
     assert list(rule_clashes([one, kernel])) == []
     assert [c.line for c in rule_clashes([one], among=[two])] == ["it broke twice"]
@@ -114,17 +115,20 @@ def test_an_error_inside_a_failed_graph_capture_is_explained_by_the_inner_errors
         assert found == [rule_id], bare
 
 
-def test_an_error_inside_a_failed_memory_query_is_explained_by_the_inner_errors_rule() -> None:
+@pytest.mark.parametrize(
+    "reason", ["nvidia-smi failed (exit code 9: no).", "Failed to get GPU memory capacity from nvidia-smi."]
+)
+def test_an_error_inside_a_failed_memory_query_is_explained_by_the_inner_errors_rule(reason: str) -> None:
     for rule_id, bare in inner_errors():
         if bare.startswith(("CUDA error: ", "Unexpected error from")):
-            line = f"RuntimeError: nvidia-smi failed (exit code 9: no). torch.cuda.mem_get_info() fallback also failed: {bare}"
+            line = f"RuntimeError: {reason} torch.cuda.mem_get_info() fallback also failed: {bare}"
             assert found_in(line) == [rule_id], bare
 
 
 def test_a_lost_gpu_in_a_failed_memory_query_is_named_rather_than_the_busy_device() -> None:
     line = (
-        "RuntimeError: nvidia-smi failed (exit code 15: Unable to determine the device handle for GPU0000:5D:00.0: GPU is "
-        "lost. Reboot the system to recover this GPU). torch.cuda.mem_get_info() fallback also failed: CUDA error: "
+        "RuntimeError: nvidia-smi failed (exit code 15: Unable to determine the device handle for GPU0000:5D:00.0: GPU "
+        "is lost. Reboot the system to recover this GPU). torch.cuda.mem_get_info() fallback also failed: CUDA error: "
         "CUDA-capable device(s) is/are busy or unavailable"
     )
     assert found_in(line) == ["cuda/nvml-gpu-lost"]
