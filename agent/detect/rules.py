@@ -28,7 +28,9 @@ HEADS = (
     # tracing (TGI, Dynamo), loguru
     r"\d{4}-\d\d-\d\d[T ][\d:.,]+Z? +(?:\| )?(?:ERROR|WARN|WARNING)(?: \| \w+ \| | [\w.:]+: )|"
     r"\[(?:rank|default)?\d+\]:? ?(?!\[)|\[\d+,\d+\]<std(?:out|err)>: ?|"  # torchrun, mpirun
-    r"\s*what\(\): +"  # an uncaught C++ exception
+    r"\s*what\(\): +|"  # an uncaught C++ exception
+    r"\d{4}-\d\d-\d\d [\d:]+\.\d+: [EFW] \S+:\d+\] |"  # TensorFlow, XLA
+    r"[\w./-]{1,200}\.(?:cuh?|cpp|cc|h|hpp|c)[@:(]\d+\)?: ?"  # a C++ program's own file and line
     r")*"
 )
 """What other programs than SGLang put before their own text; SGLang's head is taken off before."""
