@@ -89,8 +89,8 @@ class ContainerDetector:
     ) -> None:
         """`extras` are further texts to look for in the same pass; `met` holds the places of those that were found.
 
-        `anchors` are fragments chosen for the rules' literals (`choose_anchors`): they make it fast. `limit` is how many
-        finds of a block are looked at before it is only sampled.
+        `anchors` are fragments chosen for the rules' literals (`choose_anchors`): they make it fast. `limit` is how
+        many finds of a block are looked at before it is only sampled.
         """
         self.met: set[int] = set()
         self._limit = limit
