@@ -91,7 +91,7 @@ def explain(
                         block, offset=offset, source=handed.name, line_number=number, mixed=handed.kind == "mixed"
                     )
                 if handed.kind != "kernel":
-                    ref = ContainerRef(file=handed.name)
+                    ref = ContainerRef(file=handed.name, document=handed.kind == "other")
                     signals += container.signals(
                         block, state=state, container=ref, source=handed.name, line_number=number
                     )
