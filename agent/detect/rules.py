@@ -22,12 +22,15 @@ CAPTURE_TIMEOUT = 0.05
 
 HEADS = (
     r"(?:"
-    r"\((?:[\w:.-]+ )?pid=\d+(?:, ip=[\w.:]+)?\) |"  # a worker of ray or vLLM
+    r"\((?:[\w:.-]+ )*pid=\d+(?:, ip=[\w.:]+)?\) |"  # a worker of ray or vLLM
     r"(?:ERROR|WARNING|CRITICAL|INFO) \d\d-\d\d [\d:]+ \[?[\w./-]+\.py:\d+\] |"  # vLLM
     r"[EWF]\d{4} [\d:.]+ +\d+ [\w./-]+:\d+\] |"  # glog, torchrun
     # tracing (TGI, Dynamo), loguru
     r"\d{4}-\d\d-\d\d[T ][\d:.,]+Z? +(?:\| )?(?:ERROR|WARN|WARNING)(?: \| \w+ \| | [\w.:]+: )|"
     r"\[(?:rank|default)?\d+\]:? ?(?!\[)|\[\d+,\d+\]<std(?:out|err)>: ?|"  # torchrun, mpirun
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - [\w.]+ - [A-Z]+ - |"  # Python's logging, of a program that starts SGLang
+    r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [A-Z_]+\d+)*\] |"  # SGLang's own, behind another program's
+    r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [\w.@-]+\[\d+\]: |"  # the journal's short form
     r"\s*what\(\): +|"  # an uncaught C++ exception
     r"\d{4}-\d\d-\d\d [\d:]+\.\d+: [EFW] \S+:\d+\] |"  # TensorFlow, XLA
     r"[\w./-]{1,200}\.(?:cuh?|cpp|cc|h|hpp|c)[@:(]\d+\)?: ?"  # a C++ program's own file and line
