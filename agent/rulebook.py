@@ -12,9 +12,13 @@ from pathlib import Path
 from agent.detect.catalogue import Catalogue
 from agent.detect.causes import Alternative, parse_causes
 from agent.detect.rules import Rule, RuleError, parse_rules
+from agent.diagnose.image import ImageTable, parse_table
 from agent.rulecache import ParsedRules, cached_rules, keep_rules
 
 XID_FILES = ("xid/catalogue.yaml", "xid/nvlink5.yaml")
+IMAGE_FILE = "image/cuda-driver.yaml"
+TABLES = (*XID_FILES, IMAGE_FILE)
+"""Files that are tables, not packs of rules. A user's folder replaces each as a whole."""
 
 
 def packaged_rules() -> Path:
@@ -34,12 +38,18 @@ class Rulebook:
     digest: str
     """Changes whenever any of the files does."""
     xid_files: tuple[Path, Path]
+    image_file: Path
 
     @cached_property
     def catalogue(self) -> Catalogue:
         """The Xid catalogue; read at first use."""
         texts = [path.read_bytes() for path in self.xid_files]
         return Catalogue.from_yaml(*texts, files=tuple(str(p) for p in self.xid_files))
+
+    @cached_property
+    def images(self) -> ImageTable:
+        """Which CUDA needs which driver; read at first use. Raises RuleError."""
+        return parse_table(_read(self.image_file), file=str(self.image_file))
 
 
 def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Rulebook:
@@ -53,10 +63,12 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
     digest = hashlib.blake2b(digest_size=12)
     for _, path, text in files:
         digest.update(f"{path}\0{len(text)}\0".encode() + text)
-    xids = [base / name for name in XID_FILES]
-    for folder, path, _ in files:
-        if (name := str(path.relative_to(folder))) in XID_FILES:
-            xids[XID_FILES.index(name)] = path
+    tables = {name: base / name for name in TABLES}
+    for folder, path, text in files:
+        if (name := str(path.relative_to(folder))) in TABLES:
+            tables[name] = path
+            if name == IMAGE_FILE and (thorough or folder is not base):
+                parse_table(text, file=str(path))
     read = None if thorough else cached_rules(digest.hexdigest())
     if read is None:
         read = _parsed(base, files, thorough=thorough)
@@ -67,7 +79,8 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
         alternatives=read.alternatives,
         origins=read.origins,
         digest=digest.hexdigest(),
-        xid_files=(xids[0], xids[1]),
+        xid_files=(tables[XID_FILES[0]], tables[XID_FILES[1]]),
+        image_file=tables[IMAGE_FILE],
     )
 
 
@@ -79,7 +92,7 @@ def _parsed(base: Path, files: Iterable[tuple[Path, Path, bytes]], *, thorough: 
         here: set[str] = set()
         for _, path, text in group:
             name = str(path.relative_to(folder))
-            if name in XID_FILES:
+            if name in TABLES:
                 continue
             found: Iterable[Rule | Alternative]
             if name.startswith("causes/"):

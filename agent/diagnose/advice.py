@@ -15,10 +15,14 @@ class Advice:
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules = tuple(r for r in rules if r.role is Role.ADVICE)
 
+    def holds(self, rule_id: str, facts: Mapping[str, str]) -> bool:
+        """Whether advice that was given still holds; that of a rule which is no more does not."""
+        return any(_all_hold(rule, facts) for rule in self._rules if rule.id == rule_id)
+
     def __call__(self, facts: Mapping[str, str]) -> Signal | None:
         """The first rule whose facts all hold, as a signal without container and evidence; the caller adds those."""
         for rule in self._rules:
-            if all(_holds(facts.get(name), allowed) for name, allowed in rule.when.items()):
+            if _all_hold(rule, facts):
                 return Signal(
                     rule=rule.id,
                     role=Role.ADVICE,
@@ -26,6 +30,10 @@ class Advice:
                     evidence=Evidence(source="", text=""),
                 )
         return None
+
+
+def _all_hold(rule: Rule, facts: Mapping[str, str]) -> bool:
+    return all(_holds(facts.get(name), allowed) for name, allowed in rule.when.items())
 
 
 def _holds(value: str | None, allowed: tuple[str, ...]) -> bool:
