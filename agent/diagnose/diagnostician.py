@@ -78,8 +78,9 @@ class Diagnostician:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Verdicts on failures, then on faults that no failure blames, each in order of arrival."""
-        return tuple(v for group in self._verdicts.values() for v in group)
+        """Verdicts in order of arrival, but what failed and what is faulted before what only runs badly."""
+        advice = {f.id for f in self.log.failures if f.primary.role is Role.ADVICE}
+        return tuple(v for key in sorted(self._verdicts, key=advice.__contains__) for v in self._verdicts[key])
 
     def restore(self, *, faults: Iterable[Fault], failures: Iterable[Failure]) -> None:
         """Takes up the state of an earlier run; verdicts are drawn anew from it."""
@@ -103,6 +104,8 @@ class Diagnostician:
     def complete(self, facts: Mapping[str, str]) -> dict[str, str]:
         """Facts of one container, with those of its node and with what follows from both."""
         known = {k: v for k, v in self._shared.items() if v is not None}
+        if facts and facts.keys() <= NODE_FACTS:
+            known = {}  # a text about the node alone: no image of another text's is its own
         known |= {k: v for k, v in facts.items() if k not in DERIVED}
         known |= self._node
         if known.keys().isdisjoint(NODE_FACTS | IMAGE_FACTS):

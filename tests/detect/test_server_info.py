@@ -94,7 +94,9 @@ def test_a_server_that_served_nothing_has_no_mean() -> None:
 
 
 def test_one_bad_line_spoils_no_other() -> None:
-    figures = figures_of('sglang:gen_throughput{a="b 3\nsglang:page_size nan\nsglang:token_usage 0.5\nsglang:page_size\n')
+    figures = figures_of(
+        'sglang:gen_throughput{a="b 3\nsglang:page_size nan\nsglang:token_usage 0.5\nsglang:page_size\n'
+    )
     assert figures == {"token_usage": 0.5}
 
 
@@ -125,7 +127,7 @@ JSON = st.recursive(
 
 @settings(max_examples=60)
 @given(st.binary() | st.dictionaries(
-    st.sampled_from(["internal_states", "version", "status", "attention_backend", "model_path", "tp_size", "api_key"]), JSON
+    st.sampled_from(["internal_states", "version", "status", "attention_backend", "model_path", "tp_size"]), JSON
 ).map(lambda body: json.dumps(body).encode()))  # fmt: skip
 def test_any_body_is_taken(body: bytes) -> None:
     facts_of_info(body)

@@ -10,7 +10,7 @@ from agent.detect.rules import Rule, RuleError
 from agent.diagnose.diagnostician import Diagnostician
 from agent.diagnose.image import Fit, ImageTable, derived, driver_fit, parse_table
 from agent.diagnose.knowledge import Knowledge
-from agent.model import Component, Evidence, Role, Signal, Verdict
+from agent.model import Component, ContainerRef, Evidence, Role, Signal, Verdict
 from agent.rulebook import load_rulebook
 
 from .make import BUSY, pod, said, told
@@ -53,7 +53,9 @@ def test_each_cuda_has_its_floor(cuda: str, driver: str, fit: Fit) -> None:
     assert found is not None and found.fit is fit
 
 
-@pytest.mark.parametrize(("cuda", "driver"), [("", "580.1"), ("12.9", ""), ("14.0", "580.1"), ("x", "y"), ("9.2", "390")])
+@pytest.mark.parametrize(
+    ("cuda", "driver"), [("", "580.1"), ("12.9", ""), ("14.0", "580.1"), ("x", "y"), ("9.2", "390")]
+)
 def test_of_what_is_not_known_nothing_is_said(cuda: str, driver: str) -> None:
     assert driver_fit(cuda, driver, BOOK.images.floors) is None
 
@@ -89,7 +91,9 @@ def test_the_table_names_only_rules_that_exist_and_facts_that_are_derived() -> N
 
 def test_a_mistake_in_the_table_is_told_with_its_place() -> None:
     with pytest.raises(RuleError, match=r"x.yaml:4: floors.0.needs"):
-        parse_table(b"schema: 1\nfloors:\n  - cuda: '12.0'\n    needs: new\n    wants: '1'\n    source: abc\n", file="x.yaml")
+        parse_table(
+            b"schema: 1\nfloors:\n  - cuda: '12.0'\n    needs: new\n    wants: '1'\n    source: abc\n", file="x.yaml"
+        )
 
 
 @pytest.mark.parametrize(("cuda_tag", "driver", "rule"), [
@@ -226,3 +230,30 @@ def test_a_table_is_not_needed_where_no_such_fact_is_known() -> None:
     core = Diagnostician(Knowledge.of((BUSY,), lambda: BOOK.catalogue), images=fail)
     core.apply([told({"tp_size": "4"}), said(BUSY)])
     assert len(core.failures) == 1
+
+
+def handed(name: str) -> ContainerRef:
+    return ContainerRef(file=name)
+
+
+def test_files_that_are_handed_in_together_speak_of_one_node_and_are_answered_once() -> None:
+    for order in (1, -1):
+        core = diagnostician()
+        texts = [told({"driver": "570.86.15"}, by=handed("smi")), told({"cuda_tag": "130"}, by=handed("describe"))]
+        core.apply(texts[::order])
+        assert [(v.rule, str(v.container)) for v in core.verdicts] == [("image/driver-too-old", "describe")]
+
+
+def test_files_about_two_nodes_tell_nothing_of_a_third_ones_driver() -> None:
+    core = diagnostician()
+    core.apply([told({"driver": "570.86.15"}, by=handed("a")), told({"driver": "580.65.06"}, by=handed("b"))])
+    core.apply([told({"cuda": "13.0"}, by=handed("c"))])
+    assert core.verdicts == ()
+
+
+def test_an_error_is_worded_with_what_another_file_says_and_comes_before_advice() -> None:
+    core = diagnostician()
+    core.apply([told({"cuda_tag": "130"}, by=handed("describe")), said(RULES["cuda/driver-too-old"], by=handed("log"))])
+    core.apply([told({"driver": "570.86.15"}, by=handed("smi"))])
+    assert [v.rule for v in core.verdicts] == ["cuda/driver-too-old", "image/driver-too-old"]
+    assert "this node runs 570.86.15" in core.verdicts[0].cause

@@ -45,7 +45,9 @@ def test_a_node_without_the_driver_says_so(tmp_path: Path) -> None:
     assert source.read() is None and "No such file" in source.error
 
 
-@pytest.mark.parametrize("text", ["", "NVRM version: ", "NVIDIA UNIX Kernel Module  abc", "NVIDIA UNIX Kernel Module  1.2"])
+@pytest.mark.parametrize(
+    "text", ["", "NVRM version: ", "NVIDIA UNIX Kernel Module  abc", "NVIDIA UNIX Kernel Module  1.2"]
+)
 def test_a_file_of_another_form_is_not_guessed_at(tmp_path: Path, text: str) -> None:
     source = node(tmp_path, version=text)
     assert source.read() is None and "not of the form" in source.error
