@@ -182,9 +182,8 @@ def server_signals(
 def _words(figures: Mapping[str, float]) -> list[str]:
     words = []
     if "ttft_mean_seconds" in figures:
-        words.append(
-            f"time to first token {figures['ttft_mean_seconds']:.3g} s, the mean of {figures['ttft_count']:.0f} requests"
-        )
+        mean, count = figures["ttft_mean_seconds"], figures["ttft_count"]
+        words.append(f"time to first token {mean:.3g} s, the mean of {count:.0f} requests")
     if "inter_token_mean_seconds" in figures:
         words.append(f"{figures['inter_token_mean_seconds'] * 1000:.3g} ms between tokens")
     if "gen_throughput" in figures:
