@@ -60,7 +60,7 @@ def explain(
     Each input is one container; the order of the inputs does not matter.
     """
     hints = [(hint.encode(), a.id) for a in book.alternatives for hint in a.hints]
-    container = ContainerDetector(book.rules, extras=[text for text, _ in hints])
+    container = ContainerDetector(book.rules, extras=[text for text, _ in hints], anchors=book.anchors)
     kernel: KernelLogDetector | None = None
     signals: list[Signal] = []
     notes: list[FileNote] = []

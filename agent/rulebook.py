@@ -11,9 +11,13 @@ from pathlib import Path
 
 from agent.detect.catalogue import Catalogue
 from agent.detect.causes import Alternative, parse_causes
+from agent.detect.literals import choose_anchors
 from agent.detect.rules import Rule, RuleError, parse_rules
 from agent.diagnose.image import ImageTable, parse_table
 from agent.rulecache import ParsedRules, cached_rules, keep_rules
+
+ORDINARY = "ordinary/serving.log"
+"""What healthy servers print: no anchor may be a fragment of it."""
 
 XID_FILES = ("xid/catalogue.yaml", "xid/nvlink5.yaml")
 IMAGE_FILE = "image/cuda-driver.yaml"
@@ -39,6 +43,8 @@ class Rulebook:
     """Changes whenever any of the files does."""
     xid_files: tuple[Path, Path]
     image_file: Path
+    anchors: tuple[bytes, ...] = ()
+    """Fragments that the literals share (`detect.literals`)."""
 
     @cached_property
     def catalogue(self) -> Catalogue:
@@ -60,7 +66,8 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
     """
     base = packaged_rules()
     files = [(folder, path, _read(path)) for folder in (base, *folders) for path in _files(folder)]
-    digest = hashlib.blake2b(digest_size=12)
+    ordinary = _read(base / ORDINARY)
+    digest = hashlib.blake2b(ordinary, digest_size=12)
     for _, path, text in files:
         digest.update(f"{path}\0{len(text)}\0".encode() + text)
     tables = {name: base / name for name in TABLES}
@@ -71,7 +78,7 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
                 parse_table(text, file=str(path))
     read = None if thorough else cached_rules(digest.hexdigest())
     if read is None:
-        read = _parsed(base, files, thorough=thorough)
+        read = _parsed(base, files, ordinary=ordinary, thorough=thorough)
         if not thorough:
             keep_rules(digest.hexdigest(), read)
     return Rulebook(
@@ -81,10 +88,11 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
         digest=digest.hexdigest(),
         xid_files=(tables[XID_FILES[0]], tables[XID_FILES[1]]),
         image_file=tables[IMAGE_FILE],
+        anchors=read.anchors,
     )
 
 
-def _parsed(base: Path, files: Iterable[tuple[Path, Path, bytes]], *, thorough: bool) -> ParsedRules:
+def _parsed(base: Path, files: Iterable[tuple[Path, Path, bytes]], *, ordinary: bytes, thorough: bool) -> ParsedRules:
     rules: dict[str, Rule] = {}
     alternatives: dict[str, Alternative] = {}
     origins: dict[str, str] = {}
@@ -108,7 +116,9 @@ def _parsed(base: Path, files: Iterable[tuple[Path, Path, bytes]], *, thorough: 
                     rules[item.id] = item
                 else:
                     alternatives[item.id] = item
-    return ParsedRules(tuple(rules.values()), tuple(alternatives.values()), origins)
+    texts = [t for r in rules.values() for t in r.literals] + [h for a in alternatives.values() for h in a.hints]
+    anchors = choose_anchors((t.encode() for t in texts), ordinary=ordinary)
+    return ParsedRules(tuple(rules.values()), tuple(alternatives.values()), origins, anchors)
 
 
 def _files(folder: Path) -> list[Path]:

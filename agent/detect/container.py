@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_
 from typing import NamedTuple, Protocol, cast
@@ -21,6 +21,9 @@ LINE_CAP = 256 * 1024
 
 EVIDENCE_CAP = 600
 """The most characters of a line that are quoted."""
+
+REPEATS = 512
+"""Different lines of one block that are remembered, to know them when they come again."""
 
 TRACEBACK_REACH = 128 * 1024
 """Bytes after the head of a traceback within which its last line still belongs to the head's rank."""
@@ -71,8 +74,11 @@ class DetectorFigures:
 class ContainerDetector:
     """All rules that read container text, compiled once; one StreamState for each log."""
 
-    def __init__(self, rules: Sequence[Rule], *, extras: Sequence[bytes] = ()) -> None:
-        """`extras` are further texts to look for in the same pass; `met` holds the places of those that were found."""
+    def __init__(self, rules: Sequence[Rule], *, extras: Sequence[bytes] = (), anchors: Sequence[bytes] = ()) -> None:
+        """`extras` are further texts to look for in the same pass; `met` holds the places of those that were found.
+
+        `anchors` are fragments chosen for the rules' literals (`choose_anchors`): they make it fast.
+        """
         self.met: set[int] = set()
         self.rules = tuple(r for r in rules if r.reads in ("container", "any") and r.role is not Role.ADVICE)
         owners: dict[bytes, list[int]] = {}
@@ -82,7 +88,7 @@ class ContainerDetector:
         self._owners = [tuple(ids) for ids in owners.values()]
         self._marks = len(owners)
         self._extras = self._marks + len(_PARTIAL_MARKS)
-        self._index = LiteralIndex((*owners, *_PARTIAL_MARKS, *extras))
+        self._index = LiteralIndex((*owners, *_PARTIAL_MARKS, *extras), anchors=anchors)
         self.figures = DetectorFigures()
 
     def signals(
@@ -100,12 +106,26 @@ class ContainerDetector:
         `line_number` gives the 1-based line of an offset in the stream, for each line that is quoted. `hits` are those
         of `scan` on this block, where that was done elsewhere. Equal signals of one block come once, with their count.
         """
-        found: dict[tuple[object, ...], Signal] = {}
+        found: dict[Hashable, Signal] = {}
+        again: dict[Hashable, tuple[Hashable, ...]] = {}
         for line in self._lines(block, state, hits):
-            for signal in self._of_line(line, state, container, source, line_number):
+            framed = frame(line.text.decode("utf-8", "replace"))
+            if line.time is not None:
+                framed = framed._replace(time=line.time)
+            # A log that repeats itself is read once: the same words from the same rank are the same signals.
+            words = (framed.message, framed.rank, frozenset(state.ranks))
+            if (keys := again.get(words)) is not None:
+                for key in keys:
+                    found[key] = with_(found[key], count=found[key].count + 1, time=framed.time)
+                continue
+            made = []
+            for signal in self._of_line(line, framed, state, container, source, line_number):
                 key = (signal.rule, signal.rank, *sorted(signal.fields.items()))
                 seen = found.get(key)
                 found[key] = signal if seen is None else with_(seen, count=seen.count + 1, time=signal.time)
+                made.append(key)
+            if len(again) < REPEATS and words[2] == frozenset(state.ranks):
+                again[words] = tuple(made)
         state.offset += len(block)
         self.figures.bytes += len(block)
         return list(found.values())
@@ -204,14 +224,12 @@ class ContainerDetector:
     def _of_line(
         self,
         line: Line,
+        framed: Framed,
         state: StreamState,
         container: ContainerRef,
         source: str,
         line_number: Callable[[int], int | None],
     ) -> Iterator[Signal]:
-        framed = frame(line.text.decode("utf-8", "replace"))
-        if line.time is not None:
-            framed = framed._replace(time=line.time)
         tried: set[int] = set()
         for literal in line.literals:
             for i in self._owners[literal]:
@@ -283,7 +301,9 @@ class ContainerDetector:
 
 def shorten(text: str, *, cap: int = EVIDENCE_CAP) -> str:
     """A line fit to quote: no control characters, at most `cap` characters."""
-    text = "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text[: cap + 1].rstrip())
+    text = text[: cap + 1].rstrip()
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
     return text if len(text) <= cap else text[: cap - 1] + "…"
 
 
