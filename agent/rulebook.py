@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent.detect.catalogue import Catalogue
 from agent.detect.causes import Alternative, parse_causes
@@ -16,13 +17,17 @@ from agent.detect.rules import Rule, RuleError, parse_rules
 from agent.diagnose.image import ImageTable, parse_table
 from agent.rulecache import ParsedRules, cached_rules, keep_rules
 
+if TYPE_CHECKING:
+    from agent.respond.fields import FieldTable
+
 ORDINARY = "ordinary/serving.log"
 """What healthy servers print: no anchor may be a fragment of it."""
 
 XID_FILES = ("xid/catalogue.yaml", "xid/nvlink5.yaml")
+FIELD_FILE = "llmkube/fields.yaml"
 IMAGE_FILE = "image/cuda-driver.yaml"
-TABLES = (*XID_FILES, IMAGE_FILE)
-"""Files that are tables, not packs of rules. A user's folder replaces each as a whole."""
+NO_RULES = (*XID_FILES, FIELD_FILE, IMAGE_FILE)
+"""Files in a rule folder that hold something else, each read by whoever needs it. A user's replaces ours as a whole."""
 
 
 def packaged_rules() -> Path:
@@ -42,6 +47,7 @@ class Rulebook:
     digest: str
     """Changes whenever any of the files does."""
     xid_files: tuple[Path, Path]
+    field_file: Path
     image_file: Path
     anchors: tuple[bytes, ...] = ()
     """Fragments that the literals share (`detect.literals`)."""
@@ -57,6 +63,13 @@ class Rulebook:
         """Which CUDA needs which driver; read at first use. Raises RuleError."""
         return parse_table(_read(self.image_file), file=str(self.image_file))
 
+    @cached_property
+    def field_table(self) -> FieldTable:
+        """The fields of the InferenceService; read at first use. Raises RuleError."""
+        from agent.respond.fields import FieldTable
+
+        return FieldTable.from_yaml(_read(self.field_file), file=str(self.field_file))
+
 
 def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Rulebook:
     """The packaged rules and those of `folders`, in this order.
@@ -70,10 +83,10 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
     digest = hashlib.blake2b(ordinary, digest_size=12)
     for _, path, text in files:
         digest.update(f"{path}\0{len(text)}\0".encode() + text)
-    tables = {name: base / name for name in TABLES}
+    latest = {name: base / name for name in NO_RULES}
     for folder, path, text in files:
-        if (name := str(path.relative_to(folder))) in TABLES:
-            tables[name] = path
+        if (name := str(path.relative_to(folder))) in latest:
+            latest[name] = path
             if name == IMAGE_FILE and (thorough or folder is not base):
                 parse_table(text, file=str(path))
     read = None if thorough else cached_rules(digest.hexdigest())
@@ -86,8 +99,9 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
         alternatives=read.alternatives,
         origins=read.origins,
         digest=digest.hexdigest(),
-        xid_files=(tables[XID_FILES[0]], tables[XID_FILES[1]]),
-        image_file=tables[IMAGE_FILE],
+        xid_files=(latest[XID_FILES[0]], latest[XID_FILES[1]]),
+        field_file=latest[FIELD_FILE],
+        image_file=latest[IMAGE_FILE],
         anchors=read.anchors,
     )
 
@@ -100,7 +114,7 @@ def _parsed(base: Path, files: Iterable[tuple[Path, Path, bytes]], *, ordinary: 
         here: set[str] = set()
         for _, path, text in group:
             name = str(path.relative_to(folder))
-            if name in TABLES:
+            if name in NO_RULES:
                 continue
             found: Iterable[Rule | Alternative]
             if name.startswith("causes/"):

@@ -88,6 +88,8 @@ class FixStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str = ""
     versions: str = ""
     """SGLang versions this way holds for, when narrower than the rule's: ``>=0.5.4,<0.5.20``."""
+    gpu_arch: tuple[str, ...] = ()
+    """GPU architectures this way holds for, `*` wild: ``sm10*``; empty: any."""
 
 
 class FaultSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -19,17 +19,22 @@ class Advice:
         """Whether advice that was given still holds; that of a rule which is no more does not."""
         return any(_all_hold(rule, facts) for rule in self._rules if rule.id == rule_id)
 
-    def __call__(self, facts: Mapping[str, str]) -> Signal | None:
-        """The first rule whose facts all hold, as a signal without container and evidence; the caller adds those."""
-        for rule in self._rules:
-            if _all_hold(rule, facts):
-                return Signal(
-                    rule=rule.id,
-                    role=Role.ADVICE,
-                    fields={name: facts[name] for name in rule.when if name in facts},
-                    evidence=Evidence(source="", text=""),
-                )
-        return None
+    def __call__(self, facts: Mapping[str, str]) -> tuple[Signal, ...]:
+        """The rules whose facts all hold, in order, as signals without container and evidence; the caller adds those.
+
+        A rule that asks for the same facts as another and for more is the closer one: the other is then left out.
+        """
+        held = [rule for rule in self._rules if _all_hold(rule, facts)]
+        return tuple(
+            Signal(
+                rule=rule.id,
+                role=Role.ADVICE,
+                fields={name: facts[name] for name in rule.when if name in facts},
+                evidence=Evidence(source="", text=""),
+            )
+            for rule in held
+            if not any(rule.when.keys() < other.when.keys() for other in held)
+        )
 
 
 def _all_hold(rule: Rule, facts: Mapping[str, str]) -> bool:

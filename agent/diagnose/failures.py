@@ -7,7 +7,7 @@ echo, and the first among equals, since what comes later is usually its conseque
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from agent.model import ContainerRef, Evidence, Failure, Role, Signal
@@ -52,7 +52,7 @@ class FailureLog:
     def __init__(
         self,
         *,
-        advice: Callable[[Mapping[str, str]], Signal | None] | None = None,
+        advice: Callable[[Mapping[str, str]], Sequence[Signal]] | None = None,
         holds: Callable[[str, Mapping[str, str]], bool] = lambda _rule, _facts: True,
         complete: Callable[[Mapping[str, str]], Mapping[str, str]] = lambda facts: facts,
         figures: frozenset[str] = frozenset(),
@@ -62,7 +62,7 @@ class FailureLog:
         """
         self._failures: dict[str, Failure] = {}
         self._instances: dict[str, _Instance] = {}
-        self._advice = advice or (lambda _: None)
+        self._advice = advice or (lambda _: ())
         self._holds, self._complete, self._figures = holds, complete, figures
 
     @property
@@ -121,20 +121,35 @@ class FailureLog:
     ) -> FailureChange | None:
         """Gives advice that the facts call for now, and takes back what no longer holds."""
         facts = self._complete(instance.facts)
-        withdrawn = self._withdrawn(instance, facts)
-        advice = self._advice(facts)
-        if advice is None or any(s.rule == advice.rule for s in instance.signals):
-            return withdrawn or self._refreshed(instance, facts)
-        change = self._failed(replace(advice, container=container, time=time, evidence=evidence), instance, container)
-        return replace(change, dropped=withdrawn.dropped) if withdrawn is not None and not change.dropped else change
+        change = self._withdrawn(instance, container, facts)
+        dropped = change.dropped if change is not None else ""
+        told = {s.rule for s in instance.signals}
+        for signal in self._advice(facts):
+            if signal.rule not in told:
+                signal = replace(signal, container=container, time=time, evidence=evidence)
+                # Advice explains least of all: it never takes another signal's place, so that no id is dropped here.
+                change = replace(self._failed(signal, instance, container), dropped=dropped)
+        return self._refreshed(instance, facts) if change is None else change
 
-    def _withdrawn(self, instance: _Instance, facts: Mapping[str, str]) -> FailureChange | None:
-        known = self._failures.get(instance.failure)
-        if known is None or known.primary.role is not Role.ADVICE or self._holds(known.primary.rule, facts):
+    def _withdrawn(
+        self, instance: _Instance, container: ContainerRef, facts: Mapping[str, str]
+    ) -> FailureChange | None:
+        """Takes advice out that no longer holds; another piece of advice may become the first by that."""
+        gone = {s.rule for s in instance.signals if s.role is Role.ADVICE and not self._holds(s.rule, facts)}
+        if not gone:
             return None
-        instance.signals = [s for s in instance.signals if s.rule != known.primary.rule]
-        instance.failure = ""
+        instance.signals = [s for s in instance.signals if s.rule not in gone]
+        known = self._failures.get(instance.failure)
+        if known is None:
+            return None
+        if known.primary.rule not in gone:
+            fresh = replace(known, facts=dict(facts), others=self._others(instance, known.primary))
+            self._failures[known.id] = fresh
+            return FailureChange(fresh)
         dropped = self._uncount(known.id, instance.restart)
+        instance.failure = ""
+        if instance.signals:
+            return replace(self._told(instance, container, signals=0), dropped=dropped)
         return FailureChange(None, dropped) if dropped else None
 
     def _refreshed(self, instance: _Instance, facts: Mapping[str, str]) -> FailureChange | None:
@@ -158,6 +173,10 @@ class FailureLog:
     def _failed(self, signal: Signal, instance: _Instance, container: ContainerRef) -> FailureChange:
         if len(instance.signals) < OTHERS_LIMIT or _RANK[signal.role] < min(_RANK[s.role] for s in instance.signals):
             instance.signals.append(signal)
+        return self._told(instance, container, signals=signal.count)
+
+    def _told(self, instance: _Instance, container: ContainerRef, *, signals: int) -> FailureChange:
+        """The instance's failure as its signals tell it; `signals` is how many more there are."""
         primary = min(instance.signals, key=lambda s: _RANK[s.role])
         new_id = _id(container, primary)
         dropped = ""
@@ -171,7 +190,7 @@ class FailureLog:
             id=new_id,
             container=container,
             primary=primary,
-            signals=(known.signals if known else 0) + signal.count,
+            signals=max((known.signals if known else 0) + signals, 1),
             count=_count(known, container.restart),
             restarts=_restarts(known, container.restart),
             first_seen=first,

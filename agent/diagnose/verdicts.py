@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from agent.detect.rules import Rule, render
 from agent.diagnose.correlate import Blame
-from agent.diagnose.knowledge import About, Knowledge
+from agent.diagnose.knowledge import About, Knowledge, remedies_of
 from agent.model import (
     NO_GPU,
     Action,
@@ -78,11 +78,26 @@ def of_failure(
     `hinted` are ids of alternatives that something else which was read points to.
     """
     about = knowledge.about(failure.primary, failure.facts)
+    if failure.primary.role is Role.ADVICE:
+        return _advised(failure, blame, knowledge)
     if blame.faults:
         return (_blaming(failure, about, blame),)
     if rule is None or rule.role is not Role.SYMPTOM:
         return (_said(failure, about, blame),)
     return _undecided(failure, rule, about, blame, knowledge, hinted)
+
+
+def _advised(failure: Failure, blame: Blame, knowledge: Knowledge) -> tuple[Verdict, ...]:
+    """One verdict for each thing that runs badly, each with the line that proves it; the first keeps the id."""
+    more = [s for s in failure.others if s.role is Role.ADVICE]
+    others = tuple(s for s in failure.others if s.role is not Role.ADVICE)
+    verdicts = []
+    for signal in (failure.primary, *more):
+        one = replace(failure, primary=signal, others=others if signal is failure.primary else ())
+        verdict = _said(one, knowledge.about(signal, failure.facts), blame)
+        tail = "" if signal is failure.primary else "-" + signal.rule.rsplit("/", 1)[-1]
+        verdicts.append(replace(verdict, id=verdict.id + tail))
+    return tuple(verdicts)
 
 
 def _base(failure: Failure, about: About, blame: Blame) -> Verdict:
@@ -99,6 +114,7 @@ def _base(failure: Failure, about: About, blame: Blame) -> Verdict:
         gpu=replace(_text_gpu(failure), pci=None, uuid=None),
         xids=() if failure.primary.xid is None else (failure.primary.xid,),
         fix=about.fix,
+        remedies=about.remedies,
         checked=blame.checked,
         evidence=_distinct(quoted)[:EVIDENCE_LIMIT],
         container=failure.container,
@@ -168,6 +184,7 @@ def _blaming(failure: Failure, about: About, blame: Blame) -> Verdict:
         xids=xids,
         why=f"{_blame_sentence(blame)} This is not a fault of the backend or of its flags.",
         fix=first.fix,
+        remedies=(),
         evidence=evidence,
         fault=first.id,
     )
@@ -206,6 +223,7 @@ def _undecided(
         ),
         fix=(*about.check, *about.fix),
     )
+    ways = {a.id: remedies_of(a.fix, failure.primary.fields, known=failure.facts) for a in (shown or open_causes)}
     possible = tuple(
         replace(
             base,
@@ -218,7 +236,8 @@ def _undecided(
             action=Action.ADVISE,
             why="One of the causes of this text; "
             + ("what was handed in points to it." if a in shown else "not shown."),
-            fix=(*a.check, *(render(step.say, failure.primary.fields) for step in a.fix)),
+            fix=(*a.check, *(remedy.say for remedy in ways[a.id])),
+            remedies=ways[a.id],
             checked=(),
             evidence=base.evidence[:1],
         )

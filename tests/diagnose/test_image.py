@@ -257,3 +257,13 @@ def test_an_error_is_worded_with_what_another_file_says_and_comes_before_advice(
     core.apply([told({"driver": "570.86.15"}, by=handed("smi"))])
     assert [v.rule for v in core.verdicts] == ["cuda/driver-too-old", "image/driver-too-old"]
     assert "this node runs 570.86.15" in core.verdicts[0].cause
+
+
+def test_taking_one_piece_of_advice_back_leaves_the_other_as_the_first() -> None:
+    core = diagnostician()
+    core.node({"driver": "570.86.15"}, evidence=PROC)
+    core.apply([told({"cuda": "13.0"}), told({"kv_scales": "none"})])
+    assert [v.rule for v in core.verdicts] == ["image/driver-too-old", "sglang/fp8-kv-without-scales"]
+    core.apply([told({"ready": "yes"})])
+    assert [v.rule for v in core.verdicts] == ["sglang/fp8-kv-without-scales"]
+    assert len(core.failures) == 1 and core.failures[0].signals == 1
