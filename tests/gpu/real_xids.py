@@ -31,7 +31,8 @@ def _measure(root: Path) -> int:
     (root / "pods").mkdir()
     agent = subprocess.Popen(
         [sys.executable, "-m", "agent", "run", "--node-name", "gpu-test", "--mode", "cordon",
-         "--kubelet-checkpoint", "", "--state-dir", root / "state", "--logs-root", root / "pods", "--http-address", "127.0.0.1"],
+         "--kubelet-checkpoint", "", "--state-dir", root / "state", "--logs-root", root / "pods",
+         "--http-address", "127.0.0.1"],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
