@@ -10,7 +10,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.detect.catalogue import Catalogue
 from agent.detect.causes import Alternative, parse_causes
 from agent.detect.literals import choose_anchors
 from agent.detect.rules import Rule, RuleError, parse_rules
@@ -18,6 +17,7 @@ from agent.diagnose.image import ImageTable, parse_table
 from agent.rulecache import ParsedRules, cached_rules, keep_rules
 
 if TYPE_CHECKING:
+    from agent.detect.catalogue import Catalogue
     from agent.respond.fields import FieldTable
 
 ORDINARY = "ordinary/serving.log"
@@ -55,6 +55,8 @@ class Rulebook:
     @cached_property
     def catalogue(self) -> Catalogue:
         """The Xid catalogue; read at first use."""
+        from agent.detect.catalogue import Catalogue
+
         texts = [path.read_bytes() for path in self.xid_files]
         return Catalogue.from_yaml(*texts, files=tuple(str(p) for p in self.xid_files))
 

@@ -279,6 +279,9 @@ def _templates(rule: Rule) -> Iterable[tuple[list[str | int], str]]:
                 yield ["fix", i, "changes", j, "value"], change.value
 
 
+NO_BUS = "<bus address>"
+"""What an advice says in place of a GPU's address that is not known."""
+
 _NAME = regex.compile(r"\{([a-z_][a-z0-9_]*)\}")
 
 
