@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from agent.respond.remedy import Dressing
 
 FACTS = ("sglang_version", "gpu_arch", "cuda", "driver")
+NOT_ARGUMENTS = ("visible_gpus",)
+"""Facts that a log tells beside its server's arguments, for the diagnosis only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,7 @@ def explain(
                         block, offset=offset, source=handed.name, line_number=number, mixed=handed.kind == "mixed"
                     )
                 if handed.kind != "kernel":
-                    ref = ContainerRef(file=handed.name)
+                    ref = ContainerRef(file=handed.name, document=handed.kind == "other")
                     signals += container.signals(
                         block, state=state, container=ref, source=handed.name, line_number=number
                     )
@@ -166,7 +168,7 @@ def as_json(explanation: Explanation, *, dressed: Mapping[str, Dressing] | None 
         "verdicts": [_verdict(v) | _remedies(v, dressed.get(v.id)) for v in explanation.verdicts],
         "context": {
             **{name: explanation.facts.get(name) for name in FACTS},
-            "server_args": {k: v for k, v in explanation.facts.items() if k not in FACTS},
+            "server_args": {k: v for k, v in explanation.facts.items() if k not in FACTS and k not in NOT_ARGUMENTS},
         },
         "inputs": explanation.files,
         "action": explanation.action,

@@ -31,7 +31,9 @@ HEADS = (
     r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - [\w.]+ - [A-Z]+ - |"  # Python's logging, of a program that starts SGLang
     r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [A-Z_]+\d+)*\] |"  # SGLang's own, behind another program's
     r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [\w.@-]+\[\d+\]: |"  # the journal's short form
-    r"\s*what\(\): +"  # an uncaught C++ exception
+    r"\s*what\(\): +|"  # an uncaught C++ exception
+    r"\d{4}-\d\d-\d\d [\d:]+\.\d+: [EFW] \S+:\d+\] |"  # TensorFlow, XLA
+    r"[\w./-]{1,200}\.(?:cuh?|cpp|cc|h|hpp|c)[@:(]\d+\)?: ?"  # a C++ program's own file and line
     r")*"
 )
 """What other programs than SGLang put before their own text; SGLang's head is taken off before."""
