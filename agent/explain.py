@@ -98,13 +98,14 @@ def explain(
         notes.append(FileNote(name=handed.name, kind=handed.kind, bytes=size, damaged=handed.damaged))
         handed.close()
     knowledge = Knowledge.of(book.rules, lambda: book.catalogue, book.alternatives)
-    diagnostician = Diagnostician(knowledge, kernel_read=kernel is not None)
+    diagnostician = Diagnostician(knowledge, kernel_read=kernel is not None, images=lambda: book.images)
     diagnostician.hinted = frozenset(hints[i][1] for i in container.met)
     # Faults first: what a container says is then judged once, whatever the order of the files.
     diagnostician.apply(s for s in signals if s.container is None)
     diagnostician.apply(s for s in signals if s.container is not None)
     faults, verdicts = _with_numbers(diagnostician.faults, diagnostician.verdicts, numbered)
     facts = {k: v for s in signals if s.role is Role.CONTEXT and s.container is not None for k, v in s.fields.items()}
+    facts = diagnostician.complete(facts)
     return Explanation(faults=faults, verdicts=tuple(sorted(verdicts, key=_order)), facts=facts, files=tuple(notes))
 
 

@@ -206,7 +206,7 @@ FACTS = frozenset({
     "rank", "ready", "linear_attn_backend", "linear_attn_decode_backend", "linear_attn_prefill_backend",
     "speculative_algorithm", "mamba_ssm_dtype", "mamba_radix_cache_strategy", "kv_cache_dtype", "disable_radix_cache",
     "disable_overlap_schedule", "cuda_graph", "device", "disaggregation_mode", "is_embedding", "enable_hisparse",
-    "deep_gemm",
+    "deep_gemm", "driver_branch", "driver_needs", "driver_wants", "ttft_mean_seconds", "gen_throughput",
 })  # fmt: skip
 """Names that a cause or a fix may use besides its rule's captures: what a log tells about its run."""
 
