@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.detect.container import ContainerDetector, StreamState
-from agent.detect.kernel_log import KernelLogDetector
 from agent.diagnose.diagnostician import Diagnostician
 from agent.diagnose.knowledge import Knowledge
 from agent.model import Action, ContainerRef, Evidence, Fault, Role, Signal, Verdict, strongest
@@ -21,9 +20,12 @@ LARGE = 32 << 20
 """Bytes from which on a file is worth all processors."""
 
 if TYPE_CHECKING:
+    from agent.detect.kernel_log import KernelLogDetector
     from agent.respond.remedy import Dressing
 
 FACTS = ("sglang_version", "gpu_arch", "cuda", "driver")
+NOT_ARGUMENTS = ("visible_gpus",)
+"""Facts that a log tells beside its server's arguments, for the diagnosis only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,26 +86,33 @@ def explain(
             for offset, block in handed.blocks():
                 size += len(block)
                 if handed.kind in ("kernel", "mixed"):
-                    kernel = kernel or KernelLogDetector(book.catalogue, book.rules)
+                    kernel = kernel or _kernel_detector(book)
                     signals += kernel.signals(
                         block, offset=offset, source=handed.name, line_number=number, mixed=handed.kind == "mixed"
                     )
                 if handed.kind != "kernel":
-                    ref = ContainerRef(file=handed.name)
+                    ref = ContainerRef(file=handed.name, document=handed.kind == "other")
                     signals += container.signals(
                         block, state=state, container=ref, source=handed.name, line_number=number
                     )
         notes.append(FileNote(name=handed.name, kind=handed.kind, bytes=size, damaged=handed.damaged))
         handed.close()
     knowledge = Knowledge.of(book.rules, lambda: book.catalogue, book.alternatives)
-    diagnostician = Diagnostician(knowledge, kernel_read=kernel is not None)
+    diagnostician = Diagnostician(knowledge, kernel_read=kernel is not None, images=lambda: book.images)
     diagnostician.hinted = frozenset(hints[i][1] for i in container.met)
     # Faults first: what a container says is then judged once, whatever the order of the files.
     diagnostician.apply(s for s in signals if s.container is None)
     diagnostician.apply(s for s in signals if s.container is not None)
     faults, verdicts = _with_numbers(diagnostician.faults, diagnostician.verdicts, numbered)
     facts = {k: v for s in signals if s.role is Role.CONTEXT and s.container is not None for k, v in s.fields.items()}
+    facts = diagnostician.complete(facts)
     return Explanation(faults=faults, verdicts=tuple(sorted(verdicts, key=_order)), facts=facts, files=tuple(notes))
+
+
+def _kernel_detector(book: Rulebook) -> KernelLogDetector:
+    from agent.detect.kernel_log import KernelLogDetector  # most inputs are containers' logs: they start faster
+
+    return KernelLogDetector(book.catalogue, book.rules)
 
 
 def _later(_offset: int) -> None:
@@ -166,7 +175,7 @@ def as_json(explanation: Explanation, *, dressed: Mapping[str, Dressing] | None 
         "verdicts": [_verdict(v) | _remedies(v, dressed.get(v.id)) for v in explanation.verdicts],
         "context": {
             **{name: explanation.facts.get(name) for name in FACTS},
-            "server_args": {k: v for k, v in explanation.facts.items() if k not in FACTS},
+            "server_args": {k: v for k, v in explanation.facts.items() if k not in FACTS and k not in NOT_ARGUMENTS},
         },
         "inputs": explanation.files,
         "action": explanation.action,

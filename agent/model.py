@@ -138,6 +138,8 @@ class ContainerRef:
     container: str = ""
     restart: int = 0
     file: str = ""
+    document: bool = False
+    """Offline: the file is a report about the node (nvidia-smi, kubectl describe), not what a program printed."""
 
     @property
     def key(self) -> str:

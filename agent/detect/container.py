@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol, cast
 
 import regex
 
+from agent.detect.documents import OF_A_DOCUMENT, DocumentState
 from agent.detect.framing import Framed, PartialJoiner, frame, open_envelope
 from agent.detect.literals import HIT_LIMIT, LiteralIndex
 from agent.detect.redact import redact
@@ -52,6 +53,7 @@ class StreamState:
     ranks: set[str] = field(default_factory=set)
     ranks_at: int = 0
     ranks_used: bool = False
+    document: DocumentState = field(default_factory=DocumentState)
 
 
 class Line(NamedTuple):
@@ -87,8 +89,8 @@ class ContainerDetector:
     ) -> None:
         """`extras` are further texts to look for in the same pass; `met` holds the places of those that were found.
 
-        `anchors` are fragments chosen for the rules' literals (`choose_anchors`): they make it fast. `limit` is how many
-        finds of a block are looked at before it is only sampled.
+        `anchors` are fragments chosen for the rules' literals (`choose_anchors`): they make it fast. `limit` is how
+        many finds of a block are looked at before it is only sampled.
         """
         self.met: set[int] = set()
         self._limit = limit
@@ -133,7 +135,9 @@ class ContainerDetector:
                     found[key] = with_(found[key], count=found[key].count + 1, time=framed.time)
                 continue
             made: list[Hashable] = []
-            for signal in self._of_line(line, framed, state, container, source, line_number):
+            read = list(self._of_line(line, framed, state, container, source, line_number))
+            alone = not any(one.rule in OF_A_DOCUMENT for one in read)
+            for signal in (s for one in read for s in state.document.refine(one, offset=line.offset)):
                 key = (signal.rule, signal.rank, *sorted(signal.fields.items()))
                 of_rule = variants.setdefault(signal.rule, [])
                 if key not in found and len(of_rule) >= VARIANTS:
@@ -143,7 +147,7 @@ class ContainerDetector:
                 if seen is None:
                     of_rule.append(key)
                 made.append(key)
-            if len(again) < REPEATS and words[2] == frozenset(state.ranks):
+            if alone and len(again) < REPEATS and words[2] == frozenset(state.ranks):
                 again[words] = tuple(made)
         state.offset += len(block)
         self.figures.bytes += len(block)

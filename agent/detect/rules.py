@@ -22,13 +22,18 @@ CAPTURE_TIMEOUT = 0.05
 
 HEADS = (
     r"(?:"
-    r"\((?:[\w:.-]+ )?pid=\d+(?:, ip=[\w.:]+)?\) |"  # a worker of ray or vLLM
+    r"\((?:[\w:.-]+ )*pid=\d+(?:, ip=[\w.:]+)?\) |"  # a worker of ray or vLLM
     r"(?:ERROR|WARNING|CRITICAL|INFO) \d\d-\d\d [\d:]+ \[?[\w./-]+\.py:\d+\] |"  # vLLM
     r"[EWF]\d{4} [\d:.]+ +\d+ [\w./-]+:\d+\] |"  # glog, torchrun
     # tracing (TGI, Dynamo), loguru
     r"\d{4}-\d\d-\d\d[T ][\d:.,]+Z? +(?:\| )?(?:ERROR|WARN|WARNING)(?: \| \w+ \| | [\w.:]+: )|"
     r"\[(?:rank|default)?\d+\]:? ?(?!\[)|\[\d+,\d+\]<std(?:out|err)>: ?|"  # torchrun, mpirun
-    r"\s*what\(\): +"  # an uncaught C++ exception
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - [\w.]+ - [A-Z]+ - |"  # Python's logging, of a program that starts SGLang
+    r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [A-Z_]+\d+)*\] |"  # SGLang's own, behind another program's
+    r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [\w.@-]+\[\d+\]: |"  # the journal's short form
+    r"\s*what\(\): +|"  # an uncaught C++ exception
+    r"\d{4}-\d\d-\d\d [\d:]+\.\d+: [EFW] \S+:\d+\] |"  # TensorFlow, XLA
+    r"[\w./-]{1,200}\.(?:cuh?|cpp|cc|h|hpp|c)[@:(]\d+\)?: ?"  # a C++ program's own file and line
     r")*"
 )
 """What other programs than SGLang put before their own text; SGLang's head is taken off before."""
@@ -201,7 +206,7 @@ FACTS = frozenset({
     "rank", "ready", "linear_attn_backend", "linear_attn_decode_backend", "linear_attn_prefill_backend",
     "speculative_algorithm", "mamba_ssm_dtype", "mamba_radix_cache_strategy", "kv_cache_dtype", "disable_radix_cache",
     "disable_overlap_schedule", "cuda_graph", "device", "disaggregation_mode", "is_embedding", "enable_hisparse",
-    "deep_gemm",
+    "deep_gemm", "driver_branch", "driver_needs", "driver_wants", "ttft_mean_seconds", "gen_throughput",
 })  # fmt: skip
 """Names that a cause or a fix may use besides its rule's captures: what a log tells about its run."""
 
@@ -273,6 +278,9 @@ def _templates(rule: Rule) -> Iterable[tuple[list[str | int], str]]:
             if change.value is not None:
                 yield ["fix", i, "changes", j, "value"], change.value
 
+
+NO_BUS = "<bus address>"
+"""What an advice says in place of a GPU's address that is not known."""
 
 _NAME = regex.compile(r"\{([a-z_][a-z0-9_]*)\}")
 

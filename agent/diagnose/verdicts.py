@@ -56,7 +56,7 @@ def of_fault(fault: Fault) -> Verdict:
         component=fault.component,
         cause=fault.why,
         confidence=Confidence.CERTAIN,
-        action=fault.action,
+        action=fault.action if fault.open else Action.NONE,
         why=_fault_sentence(fault),
         gpu=fault.gpu,
         xids=fault.xids,
@@ -125,21 +125,28 @@ def _base(failure: Failure, about: About, blame: Blame) -> Verdict:
 
 
 def _said(failure: Failure, about: About, blame: Blame) -> Verdict:
-    """The container's own text settles it (or tells an echo); tenant text warrants no more than advice."""
+    """The container's own text settles it (or tells an echo); tenant text warrants no more than advice.
+
+    A report about the node that a person handed in (nvidia-smi) may say more: it is theirs, and only an explanation.
+    """
     echo = failure.primary.role is Role.ECHO
+    document = failure.container.document
     times = f" It has failed this way {failure.count} times." if failure.count > 1 else ""
     return replace(
         _base(failure, about, blame),
         gpu=_text_gpu(failure),
         confidence=Confidence.POSSIBLE if echo else Confidence.CERTAIN,
-        action=Action.ADVISE if about.action is not Action.NONE else Action.NONE,
+        action=about.action if document or about.action is Action.NONE else Action.ADVISE,
         why=(
             "Only the consequence of another failure was found in this log; look for the first error of another "
             "process or rank." + times
             if echo
+            else "The report that was handed in says so."
+            if document
             else "The container's own log says so; no GPU is accused." + times
         ),
         fix=(*about.fix, *about.check),
+        checked=() if document else blame.checked,
     )
 
 
@@ -250,6 +257,11 @@ def _undecided(
 def _text_gpu(failure: Failure) -> GpuRef:
     """What the container's text says of its GPU: an index or a rank, from the primary line or its context."""
     gpu = failure.primary.gpu
+    if not gpu.known:
+        named = {(s.gpu.pci, s.gpu.uuid) for s in failure.others if s.gpu.known and s.role is not Role.ECHO}
+        if len(named) == 1:
+            pci, uuid = named.pop()
+            gpu = replace(gpu, pci=pci, uuid=uuid)
     index = gpu.index
     if index is None:
         told = {s.gpu.index for s in failure.others if s.gpu.index is not None and s.gpu.tp_rank in (None, gpu.tp_rank)}
@@ -260,6 +272,8 @@ def _text_gpu(failure: Failure) -> GpuRef:
 def _fault_sentence(fault: Fault) -> str:
     where = subject_of(fault)
     many = f" ({fault.signals} kernel records)" if fault.signals > 1 else ""
+    if not fault.open:
+        return f"The kernel log accused {where}{many}; the driver has said since that nothing is needed any more."
     if fault.severity is Severity.FATAL:
         return f"The kernel log accuses {where}{many}: new work there can be expected to fail."
     if fault.severity is Severity.APP:

@@ -136,7 +136,8 @@ def test_what_the_text_says_of_its_gpu_is_normalised() -> None:
 
 def test_secrets_do_not_get_past_it() -> None:
     found = signals(
-        "server_args=ServerArgs(api_key='sk-verysecret123', attention_backend='triton')\ninvalid choice: 'a' api_key='sk-other4567'\n"
+        "server_args=ServerArgs(api_key='sk-verysecret123', attention_backend='triton')\n"
+        "invalid choice: 'a' api_key='sk-other4567'\n"
     )
     assert "verysecret" not in repr(found) and "other4567" not in repr(found)
 

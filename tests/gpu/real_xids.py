@@ -30,14 +30,15 @@ def _measure(root: Path) -> int:
     subprocess.run(["nvcc", "-O1", "-arch=native", "-o", root / "faults", here / "faults.cu"], check=True)
     (root / "pods").mkdir()
     agent = subprocess.Popen(
-        [sys.executable, "-m", "agent", "run", "--node-name", "gpu-test", "--mode", "cordon", "--state-dir", root / "state",
-         "--logs-root", root / "pods", "--http-address", "127.0.0.1", "--http-port", "9753", "--kubelet-checkpoint", ""],
+        [sys.executable, "-m", "agent", "run", "--node-name", "gpu-test", "--mode", "cordon",
+         "--kubelet-checkpoint", "", "--state-dir", root / "state", "--logs-root", root / "pods",
+         "--http-address", "127.0.0.1"],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         _until(lambda: _get("/healthz") is not None, "the agent answers")
         errors = []
-        for n in range(ROUNDS):
+        for _ in range(ROUNDS):
             for kind in KINDS:
                 done = subprocess.run([root / "faults", kind], capture_output=True, text=True, check=False)
                 errors.append((kind, done.stdout.strip()))
