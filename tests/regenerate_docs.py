@@ -71,6 +71,11 @@ EVENTS: Mapping[Reason, Told] = {
         "for correlation.settle_seconds. Names no GPU.",
     ),
     Reason.SLOW_BACKEND_CONFIGURATION: Told("Pod", "A backend runs, but its log proves that it is set up badly."),
+    Reason.DRIVER_TOO_OLD_FOR_IMAGE: Told(
+        "Pod",
+        "The image's CUDA build and the node's driver are both known, and the driver is too old for it. Nothing need "
+        "have failed yet; a server that got ready takes it back.",
+    ),
     Reason.NODE_TAINTED: Told("Node", "The agent put its taint on the node.", now=False),
     Reason.NODE_CORDONED: Told("Node", "The agent cordoned the node.", now=False),
     Reason.DEVICE_TAINTED: Told("Node", "The agent tainted a single device.", now=False),
@@ -135,6 +140,20 @@ def _default(value: object) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def idle_metrics() -> str:
+    """The metrics that no code sets, as a sentence; found in the source, so that the page stays honest."""
+    sources = {p: p.read_text() for p in sorted((ROOT / "agent").rglob("*.py"))}
+    names = {id(spec): name for name, spec in vars(metrics).items() if isinstance(spec, metrics.MetricSpec)}
+    idle = [
+        f"`{spec.name}`"
+        for spec in metrics.METRICS
+        if not any(re.search(rf"(?:\bm\.|self\.info\(){names[id(spec)]}\b", text) for text in sources.values())
+    ]
+    return (
+        f"Declared, but not counted by this version: {', '.join(idle)}.\n" if idle else "This version sets them all.\n"
+    )
 
 
 # -- examples of the API, made from real values
@@ -206,6 +225,7 @@ def _json(value: object) -> str:
 
 PARTS: Mapping[str, Callable[[], str]] = {
     "metrics": metrics.docs_table,
+    "metrics/idle": idle_metrics,
     "settings": settings_table,
     "events": events_table,
     "api/readyz": _ready,

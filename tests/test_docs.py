@@ -16,6 +16,7 @@ from agent.cli import group
 from agent.detect.causes import Alternative, parse_causes
 from agent.detect.clashes import rule_clashes
 from agent.detect.rules import Change, FaultSpec, FixStep, Rule, parse_rules
+from agent.diagnose.image import Architecture, Floor, Outcome
 from agent.model import Action, Component, Confidence, Fault, Role, Severity, Verdict
 from agent.report.events import Reason
 from agent.rulebook import load_rulebook
@@ -189,6 +190,9 @@ def _named(text: str) -> set[str]:
         ("A change", Change),
         ("Kernel rules", FaultSpec),
         ("Cause files", Alternative),
+        ("The table of images and drivers", Floor),
+        ("The table of images and drivers", Architecture),
+        ("The table of images and drivers", Outcome),
     ],
 )
 def test_writing_rules_names_every_field(heading: str, kind: Any) -> None:
