@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from agent.detect.container import ContainerDetector, StreamState
 from agent.detect.kernel_log import KernelLogDetector
-from agent.detect.literals import LiteralIndex
 from agent.diagnose.diagnostician import Diagnostician
 from agent.diagnose.knowledge import Knowledge
-from agent.model import Action, ContainerRef, Fault, Role, Signal, Verdict, strongest
+from agent.model import Action, ContainerRef, Evidence, Fault, Role, Signal, Verdict, strongest
 from agent.rulebook import Rulebook
 from agent.sources.handed import Handed
+from agent.sources.handed.sweep import View, sweep
+
+LARGE = 32 << 20
+"""Bytes from which on a file is worth all processors."""
 
 FACTS = ("sglang_version", "gpu_arch", "cuda", "driver")
 
@@ -49,52 +52,95 @@ class Explanation:
         return bool(self.faults or self.verdicts)
 
 
-def explain(inputs: Iterable[Handed], book: Rulebook) -> Explanation:
+def explain(
+    inputs: Iterable[Handed], book: Rulebook, *, on_progress: Callable[[int, int | None], None] | None = None
+) -> Explanation:
     """Reads every input once, kernel logs with the Xid grammar, all others with the rules, and judges them together.
 
     Each input is one container; the order of the inputs does not matter.
     """
-    knowledge = Knowledge.of(book.rules, lambda: book.catalogue, book.alternatives)
-    container = ContainerDetector(book.rules)
-    hints = _Hints(book)
+    hints = [(hint.encode(), a.id) for a in book.alternatives for hint in a.hints]
+    container = ContainerDetector(book.rules, extras=[text for text, _ in hints], anchors=book.anchors)
     kernel: KernelLogDetector | None = None
-    kernel_signals: list[Signal] = []
-    container_signals: list[Signal] = []
-    facts: dict[str, str] = {}
+    signals: list[Signal] = []
     notes: list[FileNote] = []
-    kernel_read = False
+    numbered: dict[str, Handed] = {}
     for handed in inputs:
-        state = StreamState()
-        ref = ContainerRef(file=handed.name)
+        # A line's number costs counting all lines before it: where the file can be read again, only what is shown pays.
+        later = handed.seekable
+        if later:
+            numbered[handed.name] = handed
+        number = _later if later else handed.line_number
         size = 0
-        for offset, block in handed.blocks():
-            size += len(block)
-            hints.look(block)
-            if handed.kind in ("kernel", "mixed"):
-                kernel_read = True
-                if kernel is None:
-                    kernel = KernelLogDetector(book.catalogue, book.rules)
-                kernel_signals += kernel.signals(
-                    block, offset=offset, source=handed.name, line_number=handed.line_number
-                )
-            if handed.kind != "kernel":
-                container_signals += container.signals(
-                    block, state=state, container=ref, source=handed.name, line_number=handed.line_number
-                )
+        if handed.kind != "kernel" and later and (handed.size or 0) >= LARGE and not container.is_docker(handed.sample):
+            size = handed.size or 0
+            signals += _large(handed, container, on_progress=on_progress)
+        else:
+            state = StreamState()
+            for offset, block in handed.blocks():
+                size += len(block)
+                if handed.kind in ("kernel", "mixed"):
+                    kernel = kernel or KernelLogDetector(book.catalogue, book.rules)
+                    signals += kernel.signals(
+                        block, offset=offset, source=handed.name, line_number=number, mixed=handed.kind == "mixed"
+                    )
+                if handed.kind != "kernel":
+                    ref = ContainerRef(file=handed.name)
+                    signals += container.signals(
+                        block, state=state, container=ref, source=handed.name, line_number=number
+                    )
         notes.append(FileNote(name=handed.name, kind=handed.kind, bytes=size, damaged=handed.damaged))
         handed.close()
-    for signal in container_signals:
-        if signal.role is Role.CONTEXT:
-            facts |= signal.fields
-    diagnostician = Diagnostician(knowledge, kernel_read=kernel_read)
-    diagnostician.hinted = hints.found
-    diagnostician.apply(kernel_signals)
-    diagnostician.apply(container_signals)
-    return Explanation(
-        faults=diagnostician.faults,
-        verdicts=tuple(sorted(diagnostician.verdicts, key=_order)),
-        facts=facts,
-        files=tuple(notes),
+    knowledge = Knowledge.of(book.rules, lambda: book.catalogue, book.alternatives)
+    diagnostician = Diagnostician(knowledge, kernel_read=kernel is not None)
+    diagnostician.hinted = frozenset(hints[i][1] for i in container.met)
+    # Faults first: what a container says is then judged once, whatever the order of the files.
+    diagnostician.apply(s for s in signals if s.container is None)
+    diagnostician.apply(s for s in signals if s.container is not None)
+    faults, verdicts = _with_numbers(diagnostician.faults, diagnostician.verdicts, numbered)
+    facts = {k: v for s in signals if s.role is Role.CONTEXT and s.container is not None for k, v in s.fields.items()}
+    return Explanation(faults=faults, verdicts=tuple(sorted(verdicts, key=_order)), facts=facts, files=tuple(notes))
+
+
+def _later(_offset: int) -> None:
+    return None
+
+
+def _large(
+    handed: Handed, container: ContainerDetector, *, on_progress: Callable[[int, int | None], None] | None
+) -> list[Signal]:
+    """A large log, searched by all processors; only the lines around finds are read once more."""
+    swept = sweep(
+        handed.name, scan=container.scan, longest=container.longest, start=handed.start, on_progress=on_progress
+    )
+    view = View(handed.name, start=handed.start)
+    try:
+        return container.signals(
+            view,
+            state=StreamState(docker=False),
+            container=ContainerRef(file=handed.name),
+            source=handed.name,
+            hits=(swept.hits, swept.sampled),
+        )
+    finally:
+        view.close()
+
+
+def _with_numbers(
+    faults: Iterable[Fault], verdicts: Iterable[Verdict], numbered: Mapping[str, Handed]
+) -> tuple[tuple[Fault, ...], tuple[Verdict, ...]]:
+    """The same with the line numbers of the evidence that is quoted, counted file by file from the top."""
+    faults, verdicts = tuple(faults), tuple(verdicts)
+    quoted = [e for f in faults for e in f.evidence] + [e for v in verdicts for e in v.evidence]
+    wanted = {(e.source, e.offset) for e in quoted if e.line is None and e.offset is not None and e.source in numbered}
+    lines = {(name, at): numbered[name].line_number(at) for name, at in sorted(wanted)}
+
+    def told(evidence: tuple[Evidence, ...]) -> tuple[Evidence, ...]:
+        return tuple(replace(e, line=e.line or lines.get((e.source, e.offset or 0)), offset=None) for e in evidence)
+
+    return (
+        tuple(replace(f, evidence=told(f.evidence)) for f in faults),
+        tuple(replace(v, evidence=told(v.evidence)) for v in verdicts),
     )
 
 
@@ -104,24 +150,6 @@ def _order(verdict: Verdict) -> tuple[int, int]:
         -list(Action).index(verdict.action),
         ["certain", "likely", "undecided", "possible"].index(verdict.confidence),
     )
-
-
-class _Hints:
-    """Which alternatives' hints occur anywhere in what was handed in."""
-
-    def __init__(self, book: Rulebook) -> None:
-        self._owners = [(hint.encode(), a.id) for a in book.alternatives for hint in a.hints]
-        self._index = LiteralIndex([hint for hint, _ in self._owners])
-        self._seen: set[int] = set()
-
-    def look(self, block: bytes | memoryview) -> None:
-        if len(self._seen) < len(self._owners):
-            hits, _ = self._index.scan(block)
-            self._seen.update(i for i, _ in hits)
-
-    @property
-    def found(self) -> frozenset[str]:
-        return frozenset(self._owners[i][1] for i in self._seen)
 
 
 def as_json(explanation: Explanation) -> bytes:
@@ -145,7 +173,7 @@ def _fault(fault: Fault) -> dict[str, object]:
         "gpu": {"pci": fault.gpu.pci, "uuid": fault.gpu.uuid, "index": fault.gpu.index},
         "scope": fault.scope, "title": fault.title, "xids": fault.xids, "severity": fault.severity,
         "recovery": fault.recovery, "signals": fault.signals, "open": fault.open, "action": fault.action,
-        "why": fault.why, "fix": fault.fix, "evidence": fault.evidence,
+        "why": fault.why, "fix": fault.fix, "evidence": [_quoted(e) for e in fault.evidence],
     }  # fmt: skip
 
 
@@ -153,6 +181,11 @@ def _verdict(verdict: Verdict) -> dict[str, object]:
     return {
         "rule": verdict.rule, "title": verdict.title, "component": verdict.component, "cause": verdict.cause,
         "confidence": verdict.confidence, "gpu": verdict.gpu, "xids": verdict.xids, "action": verdict.action,
-        "why": verdict.why, "fix": verdict.fix, "checked": verdict.checked, "evidence": verdict.evidence,
+        "why": verdict.why, "fix": verdict.fix, "checked": verdict.checked,
+        "evidence": [_quoted(e) for e in verdict.evidence],
         "container": None if verdict.container is None else str(verdict.container), "count": verdict.count,
     }  # fmt: skip
+
+
+def _quoted(evidence: Evidence) -> dict[str, object]:
+    return {"source": evidence.source, "line": evidence.line, "text": evidence.text}

@@ -156,6 +156,8 @@ class Evidence:
     text: str
     line: int | None = None
     time: float | None = None
+    offset: int | None = None
+    """Where the line begins in its source, while its number is not counted yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

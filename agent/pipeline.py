@@ -66,7 +66,7 @@ class Pipeline:
         self._by_content = by_content
         self.figures = PipelineFigures()
         self.book = book
-        self._containers = ContainerDetector(book.rules)
+        self._containers = ContainerDetector(book.rules, anchors=book.anchors)
         self._kernel = KernelDetector(book.catalogue, [r for r in book.rules if r.reads in ("kernel", "any")])
         self.diagnostician = Diagnostician(self._knowledge(book), window=window, kernel_read=False, boot=boot_id)
         self._streams: dict[str, StreamState] = {}
@@ -103,7 +103,7 @@ class Pipeline:
     def learn(self, book: Rulebook) -> None:
         """Takes other rules into force, between two batches; known faults and failures are worded anew."""
         self.book = book
-        self._containers = ContainerDetector(book.rules)
+        self._containers = ContainerDetector(book.rules, anchors=book.anchors)
         kept = self._kernel.state()
         self._kernel = KernelDetector(book.catalogue, [r for r in book.rules if r.reads in ("kernel", "any")])
         self._kernel.restore(kept)

@@ -11,8 +11,12 @@ from pathlib import Path
 
 from agent.detect.catalogue import Catalogue
 from agent.detect.causes import Alternative, parse_causes
+from agent.detect.literals import choose_anchors
 from agent.detect.rules import Rule, RuleError, parse_rules
 from agent.rulecache import ParsedRules, cached_rules, keep_rules
+
+ORDINARY = "ordinary/serving.log"
+"""What healthy servers print: no anchor may be a fragment of it."""
 
 XID_FILES = ("xid/catalogue.yaml", "xid/nvlink5.yaml")
 
@@ -34,6 +38,8 @@ class Rulebook:
     digest: str
     """Changes whenever any of the files does."""
     xid_files: tuple[Path, Path]
+    anchors: tuple[bytes, ...] = ()
+    """Fragments that the literals share (`detect.literals`)."""
 
     @cached_property
     def catalogue(self) -> Catalogue:
@@ -50,7 +56,8 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
     """
     base = packaged_rules()
     files = [(folder, path, _read(path)) for folder in (base, *folders) for path in _files(folder)]
-    digest = hashlib.blake2b(digest_size=12)
+    ordinary = _read(base / ORDINARY)
+    digest = hashlib.blake2b(ordinary, digest_size=12)
     for _, path, text in files:
         digest.update(f"{path}\0{len(text)}\0".encode() + text)
     xids = [base / name for name in XID_FILES]
@@ -59,7 +66,7 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
             xids[XID_FILES.index(name)] = path
     read = None if thorough else cached_rules(digest.hexdigest())
     if read is None:
-        read = _parsed(base, files, thorough=thorough)
+        read = _parsed(base, files, ordinary=ordinary, thorough=thorough)
         if not thorough:
             keep_rules(digest.hexdigest(), read)
     return Rulebook(
@@ -68,10 +75,11 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
         origins=read.origins,
         digest=digest.hexdigest(),
         xid_files=(xids[0], xids[1]),
+        anchors=read.anchors,
     )
 
 
-def _parsed(base: Path, files: Iterable[tuple[Path, Path, bytes]], *, thorough: bool) -> ParsedRules:
+def _parsed(base: Path, files: Iterable[tuple[Path, Path, bytes]], *, ordinary: bytes, thorough: bool) -> ParsedRules:
     rules: dict[str, Rule] = {}
     alternatives: dict[str, Alternative] = {}
     origins: dict[str, str] = {}
@@ -95,7 +103,9 @@ def _parsed(base: Path, files: Iterable[tuple[Path, Path, bytes]], *, thorough: 
                     rules[item.id] = item
                 else:
                     alternatives[item.id] = item
-    return ParsedRules(tuple(rules.values()), tuple(alternatives.values()), origins)
+    texts = [t for r in rules.values() for t in r.literals] + [h for a in alternatives.values() for h in a.hints]
+    anchors = choose_anchors((t.encode() for t in texts), ordinary=ordinary)
+    return ParsedRules(tuple(rules.values()), tuple(alternatives.values()), origins, anchors)
 
 
 def _files(folder: Path) -> list[Path]:

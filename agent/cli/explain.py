@@ -42,7 +42,7 @@ def command(files: tuple[str, ...], form: str, folders: tuple[Path, ...], colour
         book = load_rulebook(folders)
         with _Progress(sys.stderr.isatty() and form == "text") as progress:
             inputs = open_handed(files or ("-",), stdin=sys.stdin.buffer, recognise=recognise, on_progress=progress)
-            explanation = explain(inputs, book)
+            explanation = explain(inputs, book, on_progress=progress)
     except (RuleError, UnusableInput) as error:
         raise Unusable(str(error)) from None
     if form == "json":

@@ -125,7 +125,8 @@ def check(folders: tuple[Path, ...], trees: tuple[Path, ...], form: str, least: 
       faultline rules check ./my-rules
       faultline rules check --sglang sglang-0.5.15.post1-py3-none-any.whl --sglang ./sglang/python
     """
-    from agent.detect.rules import RuleError, matches
+    from agent.detect.clashes import rule_clashes
+    from agent.detect.rules import RuleError
     from agent.rulebook import load_rulebook
 
     try:
@@ -139,12 +140,8 @@ def check(folders: tuple[Path, ...], trees: tuple[Path, ...], form: str, least: 
         raise SystemExit(check_against(book.rules, trees, form=form, least=least))
     mine = [r for r in book.rules if not folders or any(Path(book.origins[r.id]).is_relative_to(f) for f in folders)]
     clashes = [
-        f"{book.origins[r.id]}: {r.id}: its example {text.splitlines()[0][:100]!r} also matches {other.id}"
-        for r in mine
-        for text in r.examples.match
-        for line in text.splitlines()
-        for other in book.rules
-        if other is not r and r.literals and matches(r, line) and other.role is r.role and matches(other, line)
+        f"{book.origins[c.rule.id]}: {c.rule.id}: its example {c.line[:100]!r} also matches {c.other.id}"
+        for c in rule_clashes(mine, among=book.rules)
     ]
     for text in clashes:
         click.echo(text, err=True)

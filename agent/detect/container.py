@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from dataclasses import replace as with_
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 import regex
 
@@ -22,11 +22,21 @@ LINE_CAP = 256 * 1024
 EVIDENCE_CAP = 600
 """The most characters of a line that are quoted."""
 
+REPEATS = 512
+"""Different lines of one block that are remembered, to know them when they come again."""
+
 TRACEBACK_REACH = 128 * 1024
 """Bytes after the head of a traceback within which its last line still belongs to the head's rank."""
 
 _PARTIAL_MARKS = (b" stdout P ", b" stderr P ")
 _DOCKER = b'{"log":"'
+
+
+class Block(Protocol):
+    """A stretch of a log: bytes, a memoryview, or a file that is read where it is looked at."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, part: slice, /) -> bytes | memoryview: ...
 
 
 @dataclass(slots=True)
@@ -64,7 +74,12 @@ class DetectorFigures:
 class ContainerDetector:
     """All rules that read container text, compiled once; one StreamState for each log."""
 
-    def __init__(self, rules: Sequence[Rule]) -> None:
+    def __init__(self, rules: Sequence[Rule], *, extras: Sequence[bytes] = (), anchors: Sequence[bytes] = ()) -> None:
+        """`extras` are further texts to look for in the same pass; `met` holds the places of those that were found.
+
+        `anchors` are fragments chosen for the rules' literals (`choose_anchors`): they make it fast.
+        """
+        self.met: set[int] = set()
         self.rules = tuple(r for r in rules if r.reads in ("container", "any") and r.role is not Role.ADVICE)
         owners: dict[bytes, list[int]] = {}
         for i, rule in enumerate(self.rules):
@@ -72,65 +87,103 @@ class ContainerDetector:
                 owners.setdefault(literal.encode(), []).append(i)
         self._owners = [tuple(ids) for ids in owners.values()]
         self._marks = len(owners)
-        self._index = LiteralIndex((*owners, *_PARTIAL_MARKS))
+        self._extras = self._marks + len(_PARTIAL_MARKS)
+        self._index = LiteralIndex((*owners, *_PARTIAL_MARKS, *extras), anchors=anchors)
         self.figures = DetectorFigures()
 
     def signals(
         self,
-        block: bytes | memoryview,
+        block: Block,
         *,
         state: StreamState,
         container: ContainerRef,
         source: str,
         line_number: Callable[[int], int | None] = lambda _: None,
+        hits: tuple[Sequence[tuple[int, int]], int] | None = None,
     ) -> list[Signal]:
         """The signals in a block of whole lines that follows the last one of this stream.
 
-        `line_number` gives the 1-based line of an offset in the stream; it is asked only for lines that are quoted.
-        Equal signals of one block come once, with their count.
+        `line_number` gives the 1-based line of an offset in the stream, for each line that is quoted. `hits` are those
+        of `scan` on this block, where that was done elsewhere. Equal signals of one block come once, with their count.
         """
-        found: dict[tuple[object, ...], Signal] = {}
-        for line in self._lines(block, state):
-            for signal in self._of_line(line, state, container, source, line_number):
+        found: dict[Hashable, Signal] = {}
+        again: dict[Hashable, tuple[Hashable, ...]] = {}
+        for line in self._lines(block, state, hits):
+            framed = frame(line.text.decode("utf-8", "replace"))
+            if line.time is not None:
+                framed = framed._replace(time=line.time)
+            # A log that repeats itself is read once: the same words from the same rank are the same signals.
+            words = (framed.message, framed.rank, frozenset(state.ranks))
+            if (keys := again.get(words)) is not None:
+                for key in keys:
+                    found[key] = with_(found[key], count=found[key].count + 1, time=framed.time)
+                continue
+            made = []
+            for signal in self._of_line(line, framed, state, container, source, line_number):
                 key = (signal.rule, signal.rank, *sorted(signal.fields.items()))
                 seen = found.get(key)
                 found[key] = signal if seen is None else with_(seen, count=seen.count + 1, time=signal.time)
+                made.append(key)
+            if len(again) < REPEATS and words[2] == frozenset(state.ranks):
+                again[words] = tuple(made)
         state.offset += len(block)
         self.figures.bytes += len(block)
         return list(found.values())
 
+    def scan(self, block: bytes | memoryview) -> tuple[list[tuple[int, int]], bool]:
+        """Where this detector's texts are in a block: see `LiteralIndex.scan`."""
+        return self._index.scan(block)
+
+    @property
+    def longest(self) -> int:
+        """Bytes of the longest text that is searched for."""
+        return self._index.longest
+
+    @staticmethod
+    def is_docker(head: bytes) -> bool:
+        """True for the beginning of a log of docker's json-file driver, whose text must be decoded to be searched."""
+        return head.startswith(_DOCKER)
+
     # -- lines that hold a literal
 
-    def _lines(self, block: bytes | memoryview, state: StreamState) -> Iterator[Line]:
+    def _lines(
+        self, block: Block, state: StreamState, given: tuple[Sequence[tuple[int, int]], int] | None
+    ) -> Iterator[Line]:
         if state.docker is None and len(block):
-            state.docker = bytes(block[: len(_DOCKER)]) == _DOCKER
-        if state.docker:
-            yield from self._docker_lines(bytes(block), state)
+            state.docker = self.is_docker(bytes(block[: len(_DOCKER)]))
+        if state.docker and given is None:
+            yield from self._docker_lines(bytes(block[:]), state)
             return
-        hits, sampled = self._index.scan(block)
+        hits, sampled = self.scan(cast(bytes, block)) if given is None else given
         self.figures.sampled_blocks += sampled
         consumed = -1
         if state.joiner.waiting:
             consumed = yield from self._join(block, 0, state)
-        start, stop, literals = -1, -1, []
+        start, stop, done = -1, -1, False
+        literals: list[int] = []
         for literal, end in hits:
-            if end <= stop:
+            if literal >= self._extras:
+                self.met.add(literal - self._extras)
+                continue
+            if end > stop:
+                if literals:
+                    yield self._line(block, state, start, stop, literals)
+                    literals = []
+                start, stop = _bounds(block, end)
+                done = start < consumed
+                if not done and literal >= self._marks:
+                    consumed = yield from self._join(block, start, state)
+                    done = True
+            if not done and literal < self._marks:
                 literals.append(literal)
-                continue
-            if literals:
-                yield Line(state.offset + start, bytes(block[start:stop])[:LINE_CAP], tuple(literals))
-                literals = []
-            start, stop = _bounds(block, end)
-            if start < consumed:
-                continue
-            if literal >= self._marks:
-                consumed = yield from self._join(block, start, state)
-                continue
-            literals.append(literal)
         if literals:
-            yield Line(state.offset + start, bytes(block[start:stop])[:LINE_CAP], tuple(literals))
+            yield self._line(block, state, start, stop, literals)
 
-    def _join(self, block: bytes | memoryview, start: int, state: StreamState) -> Generator[Line, None, int]:
+    @staticmethod
+    def _line(block: Block, state: StreamState, start: int, stop: int, literals: list[int]) -> Line:
+        return Line(state.offset + start, bytes(block[start : min(stop, start + LINE_CAP)]), tuple(literals))
+
+    def _join(self, block: Block, start: int, state: StreamState) -> Generator[Line, None, int]:
         """Joins split records from `start` on until none is open; returns the offset up to which lines are used up.
 
         Lines of the other stream between the parts are looked at one by one.
@@ -171,14 +224,12 @@ class ContainerDetector:
     def _of_line(
         self,
         line: Line,
+        framed: Framed,
         state: StreamState,
         container: ContainerRef,
         source: str,
         line_number: Callable[[int], int | None],
     ) -> Iterator[Signal]:
-        framed = frame(line.text.decode("utf-8", "replace"))
-        if line.time is not None:
-            framed = framed._replace(time=line.time)
         tried: set[int] = set()
         for literal in line.literals:
             for i in self._owners[literal]:
@@ -225,6 +276,7 @@ class ContainerDetector:
             evidence=Evidence(
                 source=source,
                 line=line_number(line.offset),
+                offset=line.offset,
                 text=shorten(redact(framed.message)),
                 time=framed.time,
             ),
@@ -249,7 +301,9 @@ class ContainerDetector:
 
 def shorten(text: str, *, cap: int = EVIDENCE_CAP) -> str:
     """A line fit to quote: no control characters, at most `cap` characters."""
-    text = "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text[: cap + 1].rstrip())
+    text = text[: cap + 1].rstrip()
+    if not text.isprintable():
+        text = "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
     return text if len(text) <= cap else text[: cap - 1] + "…"
 
 
@@ -277,7 +331,7 @@ def _gpu(fields: dict[str, str], rank: int | None) -> GpuRef:
 _WINDOW = 4096
 
 
-def _bounds(block: bytes | memoryview, end: int) -> tuple[int, int]:
+def _bounds(block: Block, end: int) -> tuple[int, int]:
     """Start and end of the line around a hit that ends at `end`. Looks at a window: slicing copies nothing larger."""
     window = _WINDOW
     while True:
@@ -288,7 +342,7 @@ def _bounds(block: bytes | memoryview, end: int) -> tuple[int, int]:
         window *= 8
 
 
-def _line_end(block: bytes | memoryview, start: int) -> int:
+def _line_end(block: Block, start: int) -> int:
     window = _WINDOW
     while True:
         high = min(len(block), start + window)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from agent.detect.catalogue import Catalogue
 from agent.detect.kernel import KernelDetector
 from agent.detect.kernel_text import kernel_line
 from agent.detect.literals import LiteralIndex
+from agent.detect.recognise import WINDOW, stands_apart
 from agent.detect.rules import Rule
 from agent.model import Signal
 
@@ -31,8 +33,13 @@ class KernelLogDetector:
         offset: int,
         source: str,
         line_number: Callable[[int], int | None],
+        mixed: bool = False,
     ) -> list[Signal]:
-        """The signals of the lines that have a kernel log's form; forged shapes are passed over."""
+        """The signals of the lines that have a kernel log's form; forged shapes are passed over.
+
+        In a `mixed` text (a report with kernel and container lines) only lines that stand apart from the container's
+        count: a line among a program's output may be the program's.
+        """
         found: list[Signal] = []
         text = bytes(block)
         hits, sampled = self._index.scan(text)
@@ -48,10 +55,26 @@ class KernelLogDetector:
             line = kernel_line(text[start : min(stop, start + LINE_CAP)].decode("utf-8", "replace"))
             if line is None or not line.trusted_shape:
                 continue
-            found += self._detector.signals(
-                line.message, time=line.time, source=source, line=line_number(offset + start)
-            )
+            if mixed and not _stands_apart(text, start):
+                continue
+            found += [
+                replace(s, evidence=replace(s.evidence, offset=offset + start))
+                for s in self._detector.signals(
+                    line.message, time=line.time, source=source, line=line_number(offset + start)
+                )
+            ]
         return found
+
+
+def _stands_apart(text: bytes, start: int) -> bool:
+    low = start
+    for _ in range(WINDOW):
+        if low == 0:
+            break
+        low = text.rfind(b"\n", 0, low - 1) + 1
+    before = text[low:start].decode("utf-8", "replace").splitlines()
+    after = text[start : start + WINDOW * 400].decode("utf-8", "replace").splitlines()[: WINDOW + 1]
+    return stands_apart([*before, *after], len(before))
 
 
 def _all_lines(text: bytes) -> list[int]:

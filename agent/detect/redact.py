@@ -21,7 +21,8 @@ _STRONG = (
     r"|credentials?|watermark[_-]key(?:[_-]b)?|account[_-]?key|shared[_-]?key|(?<=[a-z0-9])_key(?:_[ab])?"
 )
 _NAMED = re.compile(
-    rf"(?P<name>(?:{_STRONG}){_SEP})(?!{_NOTHING}|{_OPEN}|expected one argument)(?:(?P<quoted>{_QUOTED})|(?P<bare>{_BARE}))",
+    rf"(?P<name>(?:{_STRONG}){_SEP})(?!{_NOTHING}|{_OPEN}|expected one argument)"
+    rf"(?:(?P<quoted>{_QUOTED})|(?P<bare>{_BARE}))",
     re.IGNORECASE,
 )
 # `token` is also the unit of all that a language model does: a number, a tag or a short word after it is no secret.

@@ -13,7 +13,6 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 import regex
-import yaml
 from msgspec import Meta
 
 from agent.model import Action, Component, Role, Scope, Severity
@@ -197,7 +196,10 @@ class RuleFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 FACTS = frozenset({
     "sglang_version", "gpu_arch", "cuda", "driver", "architecture", "attention_backend", "page_size", "tp_size",
-    "rank", "ready",
+    "rank", "ready", "linear_attn_backend", "linear_attn_decode_backend", "linear_attn_prefill_backend",
+    "speculative_algorithm", "mamba_ssm_dtype", "mamba_radix_cache_strategy", "kv_cache_dtype", "disable_radix_cache",
+    "disable_overlap_schedule", "cuda_graph", "device", "disaggregation_mode", "is_embedding", "enable_hisparse",
+    "deep_gemm",
 })  # fmt: skip
 """Names that a cause or a fix may use besides its rule's captures: what a log tells about its run."""
 
@@ -286,6 +288,8 @@ def render(template: str, fields: Mapping[str, str], *, known_only: bool = False
 
 def _line_of(text: bytes, path: Sequence[str | int]) -> int | None:
     """The 1-based line of a key, found by composing the document again (slow; only for a message)."""
+    import yaml
+
     try:
         node = yaml.compose(text, Loader=yaml.CSafeLoader)
     except yaml.YAMLError:
@@ -315,6 +319,8 @@ _STEP = regex.compile(r"\.(?P<key>[^.\[]+)|\[(?P<index>\d+|\.\.\.)\]")
 
 def load_document(text: bytes, kind: type[T], *, file: str) -> T:
     """YAML text as a checked value of `kind`. Raises RuleError with the line and key of the first mistake."""
+    import yaml  # 15 ms: only where no parsed rules are kept
+
     try:
         data: Any = yaml.load(text, Loader=yaml.CSafeLoader)
     except yaml.YAMLError as error:

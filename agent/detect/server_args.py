@@ -177,14 +177,13 @@ class _Reader:
             char = step[0]
             if char in _CLOSERS:
                 open_.append(_CLOSERS[char])
-            elif open_ and char == open_[-1]:
-                open_.pop()
-            elif char in (")", "]", "}") and ">" in open_:
-                # `<` was a sign, not a bracket.
-                while open_ and open_[-1] == ">":
-                    open_.pop()
-                continue
-            elif not open_ and char in (",", ")", "]", "}"):
+            elif char in open_:
+                # What was opened since and not closed was no bracket (a `<` that is a sign).
+                while open_.pop() != char:
+                    pass
+            elif char in (")", "]", "}") and all(one == ">" for one in open_):
+                return self.text[start : self.at].strip()
+            elif char == "," and not open_:
                 return self.text[start : self.at].strip()
             self.at = step.end()
 

@@ -88,8 +88,9 @@ def test_a_line_without_a_secret_stays_as_it_is(line: str) -> None:
 
 
 PIECES = st.sampled_from(
-    ["api_key", "token", "password", "secret", "Bearer ", "Authorization: ", "hf_", "sk-", "://", "@", "=", ": ", "'", '"', "\\",
-     " ", "--", "--api-key ", "None", "a", "Z9", "?key=", "&", "[redacted]", "[", "]", "{", "}", ",", "\n", "é", "eyJ", "."]
+    ["api_key", "token", "password", "secret", "Bearer ", "Authorization: ", "hf_", "sk-", "://", "@", "=", ": ", "'",
+     '"', "\\", " ", "--", "--api-key ", "None", "a", "Z9", "?key=", "&", "[redacted]", "[", "]", "{", "}", ",", "\n",
+     "é", "eyJ", "."]
 )  # fmt: skip
 
 

@@ -144,7 +144,8 @@ HOLDERS = [
     "api_key='{s}'", "admin_api_key='{s}'", "hf_token='{s}'", "some_token=['{s}', 'x']", "ssl_keyfile_password='{s}'",
     "client_secret='{s}'", "watermark_key='{s}'", "watermark_key_b=b'{s}'", "store_config={{'password': '{s}'}}",
     "store={{'a': [{{'access_key': '{s}'}}]}}", "extra='{{\"api_key\": \"{s}\"}}'", "url='redis://u:{s}@h:1/0'",
-    "nested=Inner(api_key='{s}', b=1)", "credentials=('{s}',)", "note='Authorization: Bearer {s}'", "cmd='serve --api-key {s}'",
+    "nested=Inner(api_key='{s}', b=1)", "credentials=('{s}',)", "note='Authorization: Bearer {s}'",
+    "cmd='serve --api-key {s}'",
     "api_key={{'{s}': 1, 'k': '{s}'}}",
 ]  # fmt: skip
 
@@ -187,7 +188,8 @@ def test_the_fields_of_server_info_are_cleaned_alike() -> None:
 LITERALS = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**12), 10**12) | st.text(max_size=12)
     | st.floats(allow_nan=False, allow_infinity=False, width=32),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text("abcdefgh", min_size=1, max_size=4), inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text("abcdefgh", min_size=1, max_size=4), inner, max_size=3),
     max_leaves=8,
 )  # fmt: skip
 
@@ -200,8 +202,8 @@ def test_what_python_writes_is_read_back(args: dict[str, object]) -> None:
 
 
 PIECES = st.sampled_from(
-    ["ServerArgs(", "{", "}", "(", ")", "[", "]", "<", ">", "'", '"', "\\", ",", "=", ":", " ", "a", "a=", "'a': ", "1", ".5", "e",
-     "None", "True", "b'", "-", "api_key=", "\n", "é", "\x00"]
+    ["ServerArgs(", "{", "}", "(", ")", "[", "]", "<", ">", "'", '"', "\\", ",", "=", ":", " ", "a", "a=", "'a': ", "1",
+     ".5", "e", "None", "True", "b'", "-", "api_key=", "\n", "é", "\x00"]
 )  # fmt: skip
 
 
@@ -224,6 +226,8 @@ def test_any_text_is_taken(text: str, start: str) -> None:
         "ServerArgs(a=" + "<" * 50_000,
         "ServerArgs(" + "a=1 2, " * 5000,
         "ServerArgs(" + "it's, " * 5000,
+        "ServerArgs(a=a<(x])",
+        "{'a': [a<ServerArgs(b']a=\x00\na=",
         "ServerArgs(" + 'a="' * 5000,
     ],
 )

@@ -12,7 +12,7 @@ from agent.detect.rules import FACTS, Rule, matches, parse_rules, render
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "sglang"
-PACKS = ("attention", "command-line", "kv-cache", "linear-attention", "moe-quantization")
+PACKS = ("argument-checks", "attention", "command-line", "kv-cache", "linear-attention", "moe-quantization")
 
 
 def load(name: str) -> tuple[Rule, ...]:

@@ -185,6 +185,7 @@ async def test_a_container_made_later_is_found_and_read_from_its_start(world: Wo
         side.write("two\n")
         assert (await reader.next()).stream.container.container == "side"
         assert reader.source.followed == 2
+        assert reader.source.keys == {MAIN, "llm/sglang-0/u1/side"}
         os.close(late.file)
         os.close(side.file)
 

@@ -97,6 +97,16 @@ class Handed:
         self.close()
 
     @property
+    def seekable(self) -> bool:
+        """True for a file whose bytes are the text: it can be read at any place, and again."""
+        return self._reader.plain
+
+    @property
+    def start(self) -> int:
+        """Bytes before the text in a seekable file: its byte-order mark."""
+        return self._reader.encoding.mark
+
+    @property
     def damaged(self) -> str:
         """Why some of the text is missing; empty while nothing is known to be. Complete after :meth:`blocks`."""
         return "; ".join(dict.fromkeys(self._damaged))

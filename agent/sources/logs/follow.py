@@ -116,6 +116,11 @@ class LogSource:
         return len(self._containers)
 
     @property
+    def keys(self) -> frozenset[str]:
+        """``ContainerRef.key`` of each container followed: stored positions under other keys may be dropped in time."""
+        return frozenset(container.ref.key for container in self._containers.values())
+
+    @property
     def overflows(self) -> int:
         """How often the kernel dropped change events; each led to a look at everything and lost no text."""
         return self._watcher.overflows if self._watcher else 0
