@@ -257,14 +257,17 @@ class Fault:
 class Failure:
     """A backend that failed or runs badly: the container, the signal that explains it best, and what else was seen.
 
-    A crash loop is one failure: `restarts` are the instances (kubelet restart counters) that failed the same way.
+    A crash loop is one failure: `count` instances (kubelet restart counters) failed the same way.
     """
 
     id: str
     container: ContainerRef
     primary: Signal
     signals: int = 1
+    count: int = 1
+    """How many instances failed this way."""
     restarts: tuple[int, ...] = (0,)
+    """The last of them, bounded."""
     first_seen: float | None = None
     last_seen: float | None = None
     facts: Mapping[str, str] = field(default_factory=dict)

@@ -117,6 +117,7 @@ class FailureLog:
             container=container,
             primary=primary,
             signals=(known.signals if known else 0) + signal.count,
+            count=_count(known, container.restart),
             restarts=_restarts(known, container.restart),
             first_seen=first,
             last_seen=max(times, default=known.last_seen if known else None),
@@ -133,10 +134,16 @@ class FailureLog:
             return ""
         left = tuple(r for r in known.restarts if r != restart)
         if left:
-            self._failures[failure_id] = replace(known, restarts=left)
+            self._failures[failure_id] = replace(known, restarts=left, count=known.count - 1)
             return ""
         del self._failures[failure_id]
         return failure_id
+
+
+def _count(known: Failure | None, restart: int) -> int:
+    if known is None:
+        return 1
+    return known.count + (restart not in known.restarts)
 
 
 def _restarts(known: Failure | None, restart: int) -> tuple[int, ...]:

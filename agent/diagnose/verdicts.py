@@ -102,7 +102,7 @@ def _base(failure: Failure, about: About, blame: Blame) -> Verdict:
         checked=blame.checked,
         evidence=_distinct(quoted)[:EVIDENCE_LIMIT],
         container=failure.container,
-        count=len(failure.restarts),
+        count=failure.count,
         first_seen=failure.first_seen,
         last_seen=failure.last_seen,
     )
@@ -111,7 +111,7 @@ def _base(failure: Failure, about: About, blame: Blame) -> Verdict:
 def _said(failure: Failure, about: About, blame: Blame) -> Verdict:
     """The container's own text settles it (or tells an echo); tenant text warrants no more than advice."""
     echo = failure.primary.role is Role.ECHO
-    times = f" It has failed this way {len(failure.restarts)} times." if len(failure.restarts) > 1 else ""
+    times = f" It has failed this way {failure.count} times." if failure.count > 1 else ""
     return replace(
         _base(failure, about, blame),
         gpu=_text_gpu(failure),

@@ -11,15 +11,13 @@ from agent.model import Confidence, Fault, Signal, Verdict
 from agent.report import metrics as m
 from agent.report.reporter import Reporter
 
-OLD_SECONDS = 60.0
-"""A kernel record older than this when it was read is history that was caught up on: no measure of our speed."""
-
 
 class Telemetry:
     """The pipeline's listener of the running agent."""
 
     def __init__(self, metrics: m.Metrics, reporter: Reporter, *, clock: Callable[[], float]) -> None:
         self._metrics, self._reporter, self._clock = metrics, reporter, clock
+        self._started = clock()
         self.hits: Counter[str] = Counter()
         self._faults: dict[str, Fault] = {}
         self._verdicts: dict[str, Verdict] = {}
@@ -51,7 +49,7 @@ class Telemetry:
             else:
                 self._metrics.add(m.RULE_SIGNALS, signal.count, rule=signal.rule)
             since = signal.time if signal.from_kernel and signal.time is not None else read
-            if now - since < OLD_SECONDS:
+            if since >= self._started:  # what is older was caught up on: no measure of our speed
                 self._metrics.observe(m.DETECTION, now - since, source=source)
 
     def changed(self, changes: Changes) -> list[tuple[str, str, bytes]]:
