@@ -15,7 +15,7 @@ from agent.detect.rules import Rule
 from agent.model import Role
 from agent.upstream.areas import INTERNAL, area_of
 from agent.upstream.texts import Check, Spoken, Text, checks_of, parse, strings_of
-from agent.upstream.versions import within
+from agent.upstream.versions import version_of, within
 
 FILLINGS = ("8", "fp8_e4m3", "['a', 'b']", "0.5", "--page-size", "a b")
 """Values put into a text's holes to see whether a rule would know it."""
@@ -140,31 +140,32 @@ def survey(version: str, files: Mapping[str, bytes]) -> Survey:
     return Survey(version, tuple(checks), tuple(strings), tuple(unread))
 
 
-def compare(rules: Sequence[Rule], surveys: Sequence[Survey]) -> Comparison:
-    """Every rule with `engine: sglang` and a literal against every version."""
+def compare(rules: Sequence[Rule], surveys: Iterable[Survey]) -> Comparison:
+    """Every rule with `engine: sglang` and a literal against every version, the oldest first.
+
+    Surveys are taken one by one and not kept: a version's texts are a few hundred thousand objects.
+    """
     ours = [r for r in rules if r.engine == "sglang" and r.literals]
-    # Texts that CUDA or a library prints stand in argument handling too where SGLang repeats them.
+    # A text of CUDA's or of a library may stand in argument handling too: its rule need not be SGLang's.
     explaining = [r for r in rules if r.reads != "kernel" and r.literals and r.role is not Role.CONTEXT]
-    versions = tuple(s.version for s in surveys)
-    places = [_places(ours, s) for s in surveys]
-    standings = []
-    for i, rule in enumerate(ours):
-        mine = tuple(where[i] for where in places)
-        claimed = [within(version, rule.versions) for version in versions]
-        standings.append(
-            Standing(
-                rule=rule.id,
-                bounds=rule.versions,
-                places=mine,
-                stale=tuple(v for v, p, c in zip(versions, mine, claimed, strict=True) if c and p is None),
-                unclaimed=tuple(v for v, p, c in zip(versions, mine, claimed, strict=True) if p is not None and not c),
-            )
-        )
     known: dict[Text, tuple[str, ...]] = {}
+    seen = {s.version: (_places(ours, s), tuple(_covered(s, explaining, known))) for s in surveys}
+    versions = tuple(sorted(seen, key=version_of))
     return Comparison(
         versions=versions,
-        rules=tuple(standings),
-        checks={s.version: tuple(_covered(s, explaining, known)) for s in surveys},
+        rules=tuple(_standing(rule, {v: seen[v][0][i] for v in versions}) for i, rule in enumerate(ours)),
+        checks={version: seen[version][1] for version in versions},
+    )
+
+
+def _standing(rule: Rule, places: Mapping[str, Place | None]) -> Standing:
+    claimed = {version for version in places if within(version, rule.versions)}
+    return Standing(
+        rule=rule.id,
+        bounds=rule.versions,
+        places=tuple(places.values()),
+        stale=tuple(v for v, place in places.items() if v in claimed and place is None),
+        unclaimed=tuple(v for v, place in places.items() if v not in claimed and place is not None),
     )
 
 

@@ -200,9 +200,9 @@ def _pieces(node: ast.expr, names: Mapping[str, list[ast.expr]], depth: int) -> 
         case ast.Call(
             func=ast.Attribute(value=ast.Constant(value=str(glue)), attr="join"), args=[ast.List(elts=items)]
         ):
+            between: list[_Pieces] = [(glue,)]
             parts = [_pieces(item, names, depth) for item in items]
-            glued = [p for part in parts for p in (part, [(glue,)])][:-1]
-            return _joined(glued)
+            return _joined([p for part in parts for p in (part, between)][:-1])
         case ast.IfExp(body=body, orelse=orelse):
             return [*_pieces(body, names, depth), *_pieces(orelse, names, depth)]
         case ast.Name(id=name) if depth and names.get(name):

@@ -28,7 +28,10 @@ class Tree:
 
 
 def read_tree(path: Path, *, wanted: Callable[[str], bool]) -> Tree:
-    """The files of the package `sglang` in a wheel (.whl, .zip) or a folder that `wanted` names. Raises NotSGLangError."""
+    """The files of the package `sglang` that `wanted` names, from a wheel (.whl, .zip) or a folder.
+
+    Raises NotSGLangError.
+    """
     try:
         if path.is_dir():
             return _tree(str(path), _folder(path), wanted)

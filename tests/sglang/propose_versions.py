@@ -17,7 +17,7 @@ from pathlib import Path
 from agent.cli.upstream import surveys
 from agent.rulebook import load_rulebook
 from agent.upstream.compare import Standing, compare
-from agent.upstream.versions import bounds_of, version_of
+from agent.upstream.versions import bounds_of
 
 _RULE = re.compile(r"^  - id: (?P<id>\S+)\s*$")
 _VERSIONS = re.compile(r"^    versions: .*$")
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("wheels", nargs="+", type=Path)
     given = parser.parse_args(arguments)
     book = load_rulebook()
-    compared = compare(book.rules, sorted(surveys(given.wheels), key=lambda s: version_of(s.version)))
+    compared = compare(book.rules, surveys(given.wheels))
     bounds = {s.rule: b for s in compared.rules if (b := proposed(s, compared.versions)) is not None}
     for standing in compared.rules:
         if standing.rule in bounds:
