@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,7 +20,12 @@ from agent.sources.handed.sweep import View, sweep
 LARGE = 32 << 20
 """Bytes from which on a file is worth all processors."""
 
+if TYPE_CHECKING:
+    from agent.respond.remedy import Dressing
+
 FACTS = ("sglang_version", "gpu_arch", "cuda", "driver")
+NOT_ARGUMENTS = ("visible_gpus",)
+"""Facts that a log tells beside its server's arguments, for the diagnosis only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +91,7 @@ def explain(
                         block, offset=offset, source=handed.name, line_number=number, mixed=handed.kind == "mixed"
                     )
                 if handed.kind != "kernel":
-                    ref = ContainerRef(file=handed.name)
+                    ref = ContainerRef(file=handed.name, document=handed.kind == "other")
                     signals += container.signals(
                         block, state=state, container=ref, source=handed.name, line_number=number
                     )
@@ -152,16 +158,17 @@ def _order(verdict: Verdict) -> tuple[int, int]:
     )
 
 
-def as_json(explanation: Explanation) -> bytes:
-    """The contract for machines: `kind: Explanation` of `faultline.dev/v1`."""
+def as_json(explanation: Explanation, *, dressed: Mapping[str, Dressing] | None = None) -> bytes:
+    """The contract for machines: `kind: Explanation` of `faultline.dev/v1`. `dressed` are remedies by verdict id."""
+    dressed = dressed or {}
     return msgspec.json.encode({
         "apiVersion": "faultline.dev/v1",
         "kind": "Explanation",
         "faults": [_fault(f) for f in explanation.faults],
-        "verdicts": [_verdict(v) for v in explanation.verdicts],
+        "verdicts": [_verdict(v) | _remedies(v, dressed.get(v.id)) for v in explanation.verdicts],
         "context": {
             **{name: explanation.facts.get(name) for name in FACTS},
-            "server_args": {k: v for k, v in explanation.facts.items() if k not in FACTS},
+            "server_args": {k: v for k, v in explanation.facts.items() if k not in FACTS and k not in NOT_ARGUMENTS},
         },
         "inputs": explanation.files,
         "action": explanation.action,
@@ -185,6 +192,21 @@ def _verdict(verdict: Verdict) -> dict[str, object]:
         "evidence": [_quoted(e) for e in verdict.evidence],
         "container": None if verdict.container is None else str(verdict.container), "count": verdict.count,
     }  # fmt: skip
+
+
+def _remedies(verdict: Verdict, dressing: Dressing | None) -> dict[str, object]:
+    """`way` is the place, from 1, of the remedy that `flags` and `patch` hold."""
+    shown: dict[str, object] = {"remedies": verdict.remedies}
+    if dressing is None:
+        return shown
+    shown |= {"way": dressing.way + 1, "flags": dressing.flags}
+    patch = dressing.patch
+    if patch is not None:
+        shown["patch"] = {
+            "name": patch.name, "namespace": patch.namespace, "merge": patch.document, "json": patch.operations,
+            "command": patch.command, "notes": patch.notes, "choices": patch.choices, "diff": dressing.diff,
+        }  # fmt: skip
+    return shown
 
 
 def _quoted(evidence: Evidence) -> dict[str, object]:

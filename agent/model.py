@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NewType
+from typing import Literal, NewType
 
 PciAddress = NewType("PciAddress", str)
 """A PCI bus address ``dddd:bb:dd``: lower case, no function number. Made only by :func:`parse_pci`."""
@@ -138,6 +138,8 @@ class ContainerRef:
     container: str = ""
     restart: int = 0
     file: str = ""
+    document: bool = False
+    """Offline: the file is a report about the node (nvidia-smi, kubectl describe), not what a program printed."""
 
     @property
     def key(self) -> str:
@@ -276,6 +278,32 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One change of a workload: a verb of the rules' fixes (``set_flag``, ``image_tag``, ...), its object, its value.
+
+    ``value`` is None for a switch, and where the log does not tell the value: a person must choose it then.
+    """
+
+    verb: str
+    name: str
+    value: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """One way out of a failure, for a person (``say``) and as data; all ``changes`` together are this one way."""
+
+    say: str
+    changes: tuple[Change, ...] = ()
+    standing: Literal["measured", "documented", "untried"] = "documented"
+    source: str = ""
+    versions: str = ""
+    """SGLang versions it holds for (PEP 440); empty: any that its failure occurs in."""
+    gpu_arch: tuple[str, ...] = ()
+    """GPU architectures it holds for (``sm90``, ``sm10*``); empty: any."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """A failure with its cause, how sure we are, what was checked, the evidence, what to change."""
 
@@ -290,6 +318,8 @@ class Verdict:
     gpu: GpuRef = NO_GPU
     xids: tuple[int, ...] = ()
     fix: tuple[str, ...] = ()
+    remedies: tuple[Remedy, ...] = ()
+    """The ways out that `fix` words, as data, in the order in which to try them; none where hardware is blamed."""
     checked: tuple[str, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     container: ContainerRef | None = None

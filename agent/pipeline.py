@@ -27,6 +27,9 @@ LOGS = "log:"
 DETECTOR = "kernel-detector"
 STREAM_LIMIT = 2000
 
+LIVE_HIT_LIMIT = 64
+"""Finds in a mebibyte of a live log that are looked at one by one: a flood of errors must not delay the kernel log."""
+
 
 class Listener(Protocol):
     """Who is told what a batch led to, in the same turn; what it returns is stored in the same commit."""
@@ -66,7 +69,7 @@ class Pipeline:
         self._by_content = by_content
         self.figures = PipelineFigures()
         self.book = book
-        self._containers = ContainerDetector(book.rules, anchors=book.anchors)
+        self._containers = ContainerDetector(book.rules, anchors=book.anchors, limit=LIVE_HIT_LIMIT)
         self._kernel = KernelDetector(book.catalogue, [r for r in book.rules if r.reads in ("kernel", "any")])
         self.diagnostician = Diagnostician(self._knowledge(book), window=window, kernel_read=False, boot=boot_id)
         self._streams: dict[str, StreamState] = {}
@@ -103,7 +106,7 @@ class Pipeline:
     def learn(self, book: Rulebook) -> None:
         """Takes other rules into force, between two batches; known faults and failures are worded anew."""
         self.book = book
-        self._containers = ContainerDetector(book.rules, anchors=book.anchors)
+        self._containers = ContainerDetector(book.rules, anchors=book.anchors, limit=LIVE_HIT_LIMIT)
         kept = self._kernel.state()
         self._kernel = KernelDetector(book.catalogue, [r for r in book.rules if r.reads in ("kernel", "any")])
         self._kernel.restore(kept)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent.detect.catalogue import Catalogue
 from agent.detect.causes import Alternative, parse_causes
@@ -15,10 +16,16 @@ from agent.detect.literals import choose_anchors
 from agent.detect.rules import Rule, RuleError, parse_rules
 from agent.rulecache import ParsedRules, cached_rules, keep_rules
 
+if TYPE_CHECKING:
+    from agent.respond.fields import FieldTable
+
 ORDINARY = "ordinary/serving.log"
 """What healthy servers print: no anchor may be a fragment of it."""
 
 XID_FILES = ("xid/catalogue.yaml", "xid/nvlink5.yaml")
+FIELD_FILE = "llmkube/fields.yaml"
+NO_RULES = (*XID_FILES, FIELD_FILE)
+"""Files in a rule folder that hold something else, each read by whoever needs it."""
 
 
 def packaged_rules() -> Path:
@@ -38,6 +45,7 @@ class Rulebook:
     digest: str
     """Changes whenever any of the files does."""
     xid_files: tuple[Path, Path]
+    field_file: Path
     anchors: tuple[bytes, ...] = ()
     """Fragments that the literals share (`detect.literals`)."""
 
@@ -46,6 +54,13 @@ class Rulebook:
         """The Xid catalogue; read at first use."""
         texts = [path.read_bytes() for path in self.xid_files]
         return Catalogue.from_yaml(*texts, files=tuple(str(p) for p in self.xid_files))
+
+    @cached_property
+    def field_table(self) -> FieldTable:
+        """The fields of the InferenceService; read at first use. Raises RuleError."""
+        from agent.respond.fields import FieldTable
+
+        return FieldTable.from_yaml(_read(self.field_file), file=str(self.field_file))
 
 
 def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Rulebook:
@@ -60,10 +75,10 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
     digest = hashlib.blake2b(ordinary, digest_size=12)
     for _, path, text in files:
         digest.update(f"{path}\0{len(text)}\0".encode() + text)
-    xids = [base / name for name in XID_FILES]
+    latest = {name: base / name for name in NO_RULES}
     for folder, path, _ in files:
-        if (name := str(path.relative_to(folder))) in XID_FILES:
-            xids[XID_FILES.index(name)] = path
+        if (name := str(path.relative_to(folder))) in latest:
+            latest[name] = path
     read = None if thorough else cached_rules(digest.hexdigest())
     if read is None:
         read = _parsed(base, files, ordinary=ordinary, thorough=thorough)
@@ -74,7 +89,8 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
         alternatives=read.alternatives,
         origins=read.origins,
         digest=digest.hexdigest(),
-        xid_files=(xids[0], xids[1]),
+        xid_files=(latest[XID_FILES[0]], latest[XID_FILES[1]]),
+        field_file=latest[FIELD_FILE],
         anchors=read.anchors,
     )
 
@@ -87,7 +103,7 @@ def _parsed(base: Path, files: Iterable[tuple[Path, Path, bytes]], *, ordinary: 
         here: set[str] = set()
         for _, path, text in group:
             name = str(path.relative_to(folder))
-            if name in XID_FILES:
+            if name in NO_RULES:
                 continue
             found: Iterable[Rule | Alternative]
             if name.startswith("causes/"):

@@ -132,7 +132,8 @@ def test_an_example_that_does_not_match_is_told(tmp_path: Path) -> None:
 
 def test_a_rule_of_the_users_takes_the_place_of_ours(tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(
-        "schema: 1\nrules:\n- id: my/words\n  title: My own words\n  literals: [the flux capacitor]\n  component: config\n"
+        "schema: 1\nrules:\n- id: my/words\n  title: My own words\n  literals: [the flux capacitor]\n"
+        "  component: config\n"
         "  check: [Look at the flux.]\n  source: mine\n  examples: {match: [the flux capacitor is off]}\n"
     )
     done = run("explain", "--rules", str(tmp_path), "--format", "json", stdin="the flux capacitor is off\n")
@@ -185,8 +186,8 @@ def test_a_port_in_use_is_one_line_with_the_cure_and_exit_status_2(tmp_path: Pat
         taken.listen()
         port = taken.getsockname()[1]
         done = subprocess.run(
-            [sys.executable, "-m", "agent", "run", "--http-address", "127.0.0.1", "--http-port", str(port), "--state-dir",
-             str(tmp_path), "--logs-root", str(tmp_path)],
+            [sys.executable, "-m", "agent", "run", "--http-address", "127.0.0.1", "--http-port", str(port),
+             "--state-dir", str(tmp_path), "--logs-root", str(tmp_path)],
             capture_output=True, text=True, timeout=30, check=False,
         )  # fmt: skip
     assert done.returncode == 2

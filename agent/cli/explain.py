@@ -4,18 +4,37 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from agent.cli import Unusable
+
+if TYPE_CHECKING:
+    from agent.explain import Explanation
+    from agent.respond.remedy import Dressing
+    from agent.rulebook import Rulebook
 
 
 @click.command("explain")
 @click.argument("files", nargs=-1, metavar="[FILE...|-]")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--rules", "folders", multiple=True, type=click.Path(path_type=Path), help="A folder of your own rules.")
+@click.option(
+    "--manifest",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The LLMKube InferenceService (YAML): shows what to patch in it.",
+)
+@click.option("--way", type=click.IntRange(min=1), help="Patch this way out of those under Do (default: the first).")
 @click.option("--colour/--no-colour", default=None, help="Colour the text (default: on a terminal only).")
-def command(files: tuple[str, ...], form: str, folders: tuple[Path, ...], colour: bool | None) -> None:
+def command(
+    files: tuple[str, ...],
+    form: str,
+    folders: tuple[Path, ...],
+    manifest: Path | None,
+    way: int | None,
+    colour: bool | None,
+) -> None:
     """Explain container logs, kernel logs, or both: what failed, whose it is, what to change.
 
     Any form is taken: files or standard input, `kubectl logs`, `dmesg`, the journal, syslog, raw /dev/kmsg records,
@@ -26,6 +45,7 @@ def command(files: tuple[str, ...], form: str, folders: tuple[Path, ...], colour
     Examples:
       faultline explain pod.log
       kubectl logs POD --previous | faultline explain
+      faultline explain pod.log --manifest chat.yaml
       ssh NODE sudo dmesg | faultline explain - pod.log --format json
 
     Exit status: 0 nothing found, 1 something found, 2 the input or the call is unusable.
@@ -43,15 +63,40 @@ def command(files: tuple[str, ...], form: str, folders: tuple[Path, ...], colour
         with _Progress(sys.stderr.isatty() and form == "text") as progress:
             inputs = open_handed(files or ("-",), stdin=sys.stdin.buffer, recognise=recognise, on_progress=progress)
             explanation = explain(inputs, book, on_progress=progress)
+        dressed = _dressed(explanation, book, manifest, way)
     except (RuleError, UnusableInput) as error:
         raise Unusable(str(error)) from None
     if form == "json":
-        click.echo(as_json(explanation))
+        click.echo(as_json(explanation, dressed=dressed))
     else:
         from agent.report.explanation import as_text
 
-        click.echo(as_text(explanation, width=_width()), color=colour)
+        click.echo(as_text(explanation, dressed=dressed, width=_width()), color=colour)
     sys.exit(1 if explanation.found else 0)
+
+
+def _dressed(explanation: Explanation, book: Rulebook, manifest: Path | None, way: int | None) -> dict[str, Dressing]:
+    """The remedy to show with each verdict, by the verdict's id."""
+    if manifest is None and not any(r.changes for v in explanation.verdicts for r in v.remedies):
+        return {}
+    from agent.respond.manifest import SIZE_LIMIT, ManifestError, service_in
+    from agent.respond.remedy import dress
+
+    service = None
+    if manifest is not None:
+        try:
+            with manifest.open("rb") as file:
+                service = service_in(file.read(SIZE_LIMIT + 1), table=book.field_table)
+        except OSError as error:
+            raise Unusable(f"{manifest}: {error.strerror}") from None
+        except ManifestError as error:
+            raise Unusable(f"{manifest}: {error}") from None
+    at = None if way is None else way - 1
+    found = {
+        v.id: dress(v, table=book.field_table, facts=explanation.facts, manifest=service, way=at)
+        for v in explanation.verdicts
+    }
+    return {key: dressing for key, dressing in found.items() if dressing is not None}
 
 
 def _width() -> int:

@@ -169,7 +169,8 @@ class Story:
                 pod,
                 0,
                 f"[2026-01-01 00:00:00] Decode batch, #running-req: 1, #full token: {2000 + n}, full token usage: "
-                "0.25, mamba num: 3, mamba usage: 0.01, cuda graph: True, gen throughput (token/s): 71.93, #queue-req: 0\n",
+                "0.25, mamba num: 3, mamba usage: 0.01, cuda graph: True, gen throughput (token/s): 71.93, "
+                "#queue-req: 0\n",
             )
             if n % 100 == 0:
                 await self._pause(0.01)

@@ -9,8 +9,9 @@ from typing import NamedTuple, Protocol, cast
 
 import regex
 
+from agent.detect.documents import OF_A_DOCUMENT, DocumentState
 from agent.detect.framing import Framed, PartialJoiner, frame, open_envelope
-from agent.detect.literals import LiteralIndex
+from agent.detect.literals import HIT_LIMIT, LiteralIndex
 from agent.detect.redact import redact
 from agent.detect.rules import Rule
 from agent.detect.server_args import facts_of, parse_server_args
@@ -21,6 +22,9 @@ LINE_CAP = 256 * 1024
 
 EVIDENCE_CAP = 600
 """The most characters of a line that are quoted."""
+
+VARIANTS = 16
+"""Different signals of one rule that one block may give; what comes after is counted with the last of them."""
 
 REPEATS = 512
 """Different lines of one block that are remembered, to know them when they come again."""
@@ -49,6 +53,7 @@ class StreamState:
     ranks: set[str] = field(default_factory=set)
     ranks_at: int = 0
     ranks_used: bool = False
+    document: DocumentState = field(default_factory=DocumentState)
 
 
 class Line(NamedTuple):
@@ -74,12 +79,21 @@ class DetectorFigures:
 class ContainerDetector:
     """All rules that read container text, compiled once; one StreamState for each log."""
 
-    def __init__(self, rules: Sequence[Rule], *, extras: Sequence[bytes] = (), anchors: Sequence[bytes] = ()) -> None:
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        *,
+        extras: Sequence[bytes] = (),
+        anchors: Sequence[bytes] = (),
+        limit: int = HIT_LIMIT,
+    ) -> None:
         """`extras` are further texts to look for in the same pass; `met` holds the places of those that were found.
 
-        `anchors` are fragments chosen for the rules' literals (`choose_anchors`): they make it fast.
+        `anchors` are fragments chosen for the rules' literals (`choose_anchors`): they make it fast. `limit` is how
+        many finds of a block are looked at before it is only sampled.
         """
         self.met: set[int] = set()
+        self._limit = limit
         self.rules = tuple(r for r in rules if r.reads in ("container", "any") and r.role is not Role.ADVICE)
         owners: dict[bytes, list[int]] = {}
         for i, rule in enumerate(self.rules):
@@ -108,23 +122,32 @@ class ContainerDetector:
         """
         found: dict[Hashable, Signal] = {}
         again: dict[Hashable, tuple[Hashable, ...]] = {}
+        variants: dict[str, list[Hashable]] = {}
         for line in self._lines(block, state, hits):
             framed = frame(line.text.decode("utf-8", "replace"))
             if line.time is not None:
                 framed = framed._replace(time=line.time)
             # A log that repeats itself is read once: the same words from the same rank are the same signals.
             words = (framed.message, framed.rank, frozenset(state.ranks))
-            if (keys := again.get(words)) is not None:
-                for key in keys:
+            key: Hashable
+            if (known := again.get(words)) is not None:
+                for key in known:
                     found[key] = with_(found[key], count=found[key].count + 1, time=framed.time)
                 continue
-            made = []
-            for signal in self._of_line(line, framed, state, container, source, line_number):
+            made: list[Hashable] = []
+            read = list(self._of_line(line, framed, state, container, source, line_number))
+            alone = not any(one.rule in OF_A_DOCUMENT for one in read)
+            for signal in (s for one in read for s in state.document.refine(one, offset=line.offset)):
                 key = (signal.rule, signal.rank, *sorted(signal.fields.items()))
+                of_rule = variants.setdefault(signal.rule, [])
+                if key not in found and len(of_rule) >= VARIANTS:
+                    key = of_rule[-1]  # one more way to say the same: counted, not told
                 seen = found.get(key)
                 found[key] = signal if seen is None else with_(seen, count=seen.count + 1, time=signal.time)
+                if seen is None:
+                    of_rule.append(key)
                 made.append(key)
-            if len(again) < REPEATS and words[2] == frozenset(state.ranks):
+            if alone and len(again) < REPEATS and words[2] == frozenset(state.ranks):
                 again[words] = tuple(made)
         state.offset += len(block)
         self.figures.bytes += len(block)
@@ -132,7 +155,7 @@ class ContainerDetector:
 
     def scan(self, block: bytes | memoryview) -> tuple[list[tuple[int, int]], bool]:
         """Where this detector's texts are in a block: see `LiteralIndex.scan`."""
-        return self._index.scan(block)
+        return self._index.scan(block, limit=self._limit)
 
     @property
     def longest(self) -> int:

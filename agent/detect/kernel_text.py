@@ -145,6 +145,9 @@ def _any_form(text: str) -> KernelLine | None:
         return _kmsg(text, record)
     if _DRIVER.match(text):
         return KernelLine(text, None, None, None, None, "bare", True)
+    if text.startswith("kernel: ") and _DRIVER.match(text, len("kernel: ")):
+        # Host and stamp were cut off by whoever pasted it.
+        return KernelLine(text.removeprefix("kernel: "), None, None, None, None, "bare", True)
     if text.startswith("MESSAGE="):
         return _journal_export(text.removeprefix("MESSAGE="))
     if (decoded := _DECODED.match(text)) and (facility := _FACILITIES.get(decoded[1])) is not None:

@@ -66,6 +66,12 @@ _HEADING_WORDS = re.compile(
 )
 """How a person parts what he pastes. Rulers and lines that end in a colon are not among them: programs print both."""
 _KERNEL_NAME = re.compile(r"dmesg|kmsg|kern(?:el)?\.log|kern(?:el)?(?:[._-]|\Z)|messages|syslog|journal", re.I)
+_CONTAINER_NAME = re.compile(
+    r"(?:\A|[/\\_.-])(?:containers?|pods?|stdout|stderr)(?=[_.-][^/\\]*\Z)|(?:\A|[/\\])[0-9]{1,6}\.log\Z"
+    r"|-json\.log\Z|/var/log/(?:pods|containers)/",
+    re.I | _A,
+)
+"""Names under which a runtime or a person keeps a container's log: whatever stands in it, a tenant may have printed."""
 
 
 def _class_of(line: str) -> tuple[_Class, bool]:
@@ -160,7 +166,10 @@ def _wholly_wrapped(judged: Sequence[tuple[_Class, bool]]) -> bool:
 
 
 def recognise(sample: bytes, name: str) -> Kind:
-    """What the text is, judged by its first :data:`SAMPLE` bytes (UTF-8). `name`, the file's, only breaks ties."""
+    """What the text is, judged by its first :data:`SAMPLE` bytes (UTF-8).
+
+    `name`, the file's, breaks ties; and what is named a container's log is never taken for the kernel's.
+    """
     text = sample[:SAMPLE].decode("utf-8", "replace")
     lines = text.replace("\0", "").split("\n")[:MAX_LINES]
     if len(lines) > 1 and len(sample) >= SAMPLE:
@@ -175,9 +184,12 @@ def recognise(sample: bytes, name: str) -> Kind:
     if of("plugin") and of("plugin") >= of("container"):
         return "device-plugin"
     kernel = of("kernel", "bare")
+    wrapped = _wholly_wrapped(judged)
+    if kernel and not wrapped and _CONTAINER_NAME.search(name):
+        return "container"
     runs = [run for run in _runs(classes) if _apart(classes, *run)]
     if of("container", "wrapped"):
-        return "mixed" if of("kernel") and (runs or _wholly_wrapped(judged)) else "container"
+        return "mixed" if of("kernel") and (runs or wrapped) else "container"
     rest = of("other")
     if kernel and kernel >= rest:
         return "kernel"

@@ -28,7 +28,9 @@ HEADS = (
     # tracing (TGI, Dynamo), loguru
     r"\d{4}-\d\d-\d\d[T ][\d:.,]+Z? +(?:\| )?(?:ERROR|WARN|WARNING)(?: \| \w+ \| | [\w.:]+: )|"
     r"\[(?:rank|default)?\d+\]:? ?(?!\[)|\[\d+,\d+\]<std(?:out|err)>: ?|"  # torchrun, mpirun
-    r"\s*what\(\): +"  # an uncaught C++ exception
+    r"\s*what\(\): +|"  # an uncaught C++ exception
+    r"\d{4}-\d\d-\d\d [\d:]+\.\d+: [EFW] \S+:\d+\] |"  # TensorFlow, XLA
+    r"[\w./-]{1,200}\.(?:cuh?|cpp|cc|h|hpp|c)[@:(]\d+\)?: ?"  # a C++ program's own file and line
     r")*"
 )
 """What other programs than SGLang put before their own text; SGLang's head is taken off before."""
@@ -88,6 +90,8 @@ class FixStep(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     source: str = ""
     versions: str = ""
     """SGLang versions this way holds for, when narrower than the rule's: ``>=0.5.4,<0.5.20``."""
+    gpu_arch: tuple[str, ...] = ()
+    """GPU architectures this way holds for, `*` wild: ``sm10*``; empty: any."""
 
 
 class FaultSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -15,17 +15,22 @@ class Advice:
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules = tuple(r for r in rules if r.role is Role.ADVICE)
 
-    def __call__(self, facts: Mapping[str, str]) -> Signal | None:
-        """The first rule whose facts all hold, as a signal without container and evidence; the caller adds those."""
-        for rule in self._rules:
-            if all(_holds(facts.get(name), allowed) for name, allowed in rule.when.items()):
-                return Signal(
-                    rule=rule.id,
-                    role=Role.ADVICE,
-                    fields={name: facts[name] for name in rule.when if name in facts},
-                    evidence=Evidence(source="", text=""),
-                )
-        return None
+    def __call__(self, facts: Mapping[str, str]) -> tuple[Signal, ...]:
+        """The rules whose facts all hold, in order, as signals without container and evidence; the caller adds those.
+
+        A rule that asks for the same facts as another and for more is the closer one: the other is then left out.
+        """
+        held = [r for r in self._rules if all(_holds(facts.get(name), allowed) for name, allowed in r.when.items())]
+        return tuple(
+            Signal(
+                rule=rule.id,
+                role=Role.ADVICE,
+                fields={name: facts[name] for name in rule.when if name in facts},
+                evidence=Evidence(source="", text=""),
+            )
+            for rule in held
+            if not any(rule.when.keys() < other.when.keys() for other in held)
+        )
 
 
 def _holds(value: str | None, allowed: tuple[str, ...]) -> bool:

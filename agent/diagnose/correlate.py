@@ -65,7 +65,10 @@ def blame(
     devices = set(held.devices) if held is not None else None
     if kernel_read:
         checked.append(f"kernel log: {_count(accusing)} that would explain this")
-    if devices is not None:
+    if devices is None and (seen := _seen(failure, accusing)) is not None:
+        devices = seen
+        checked.append("GPUs that its own log lists: " + ", ".join(sorted(devices)))
+    elif devices is not None:
         checked.append("GPUs held by the container: " + ", ".join(sorted(devices)))
     else:
         checked.append("GPUs held by the container: not known")
@@ -119,6 +122,20 @@ def _named_in_text(failure: Failure) -> GpuRef:
         if signal.gpu.known:
             return signal.gpu
     return NO_GPU
+
+
+def _seen(failure: Failure, accusing: Sequence[Fault]) -> set[str] | None:
+    """The GPUs that the container's own log lists, where the list can be taken for all that it had.
+
+    A GPU that is lost is missing in such a list: it clears the others only when it holds as many as the server uses.
+    """
+    listed = set(failure.facts.get("visible_gpus", "").split())
+    if not listed:
+        return None
+    if any(f.gpu.uuid in listed for f in accusing):
+        return listed
+    used = failure.facts.get("tp_size", "1")
+    return listed if used.isascii() and used.isdigit() and len(listed) >= int(used[:6]) else None
 
 
 def _is(a: GpuRef, b: GpuRef) -> bool:

@@ -11,7 +11,7 @@ from agent.diagnose.failures import FailureLog
 from agent.diagnose.faults import FaultLedger
 from agent.diagnose.knowledge import Knowledge
 from agent.diagnose.verdicts import of_failure, of_fault
-from agent.model import Allocation, ContainerRef, Failure, Fault, Severity, Signal, Verdict
+from agent.model import Allocation, ContainerRef, Failure, Fault, Scope, Severity, Signal, Verdict
 
 ALLOCATION_LIMIT = 2000
 
@@ -135,7 +135,9 @@ class Diagnostician:
             self._drop(str(fault_id), changes)
         alone = self.ledger.faults if anew else (*changes.faults.values(), *self.ledger.some(freed))
         for fault in alone:
-            if fault.id not in blamed and (fault.severity is not Severity.CONTEXT or fault.xids):
+            if fault.id not in blamed and (
+                fault.severity is not Severity.CONTEXT or fault.xids or fault.scope is Scope.FABRIC
+            ):
                 self._put(fault.id, (of_fault(fault),), changes)
 
     def _put(self, key: str, verdicts: tuple[Verdict, ...], changes: Changes) -> None:

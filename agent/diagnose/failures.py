@@ -7,7 +7,7 @@ echo, and the first among equals, since what comes later is usually its conseque
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from agent.model import ContainerRef, Failure, Role, Signal
@@ -40,10 +40,10 @@ class FailureChange:
 class FailureLog:
     """Folds container signals into failures, in the order in which each container wrote them."""
 
-    def __init__(self, *, advice: Callable[[Mapping[str, str]], Signal | None] | None = None) -> None:
+    def __init__(self, *, advice: Callable[[Mapping[str, str]], Sequence[Signal]] | None = None) -> None:
         self._failures: dict[str, Failure] = {}
         self._instances: dict[str, _Instance] = {}
-        self._advice = advice or (lambda _: None)
+        self._advice = advice or (lambda _: ())
 
     @property
     def failures(self) -> tuple[Failure, ...]:
@@ -86,12 +86,14 @@ class FailureLog:
         for name, value in signal.fields.items():
             if name in instance.facts or len(instance.facts) < FACTS_LIMIT:
                 instance.facts[name] = value
-        advice = self._advice(instance.facts)
-        if advice is None or any(s.rule == advice.rule for s in instance.signals):
-            return self._refreshed(instance)
-        return self._failed(
-            replace(advice, container=container, time=signal.time, evidence=signal.evidence), instance, container
-        )
+        told = {s.rule for s in instance.signals}
+        change: FailureChange | None = None
+        for advice in self._advice(instance.facts):
+            if advice.rule not in told:
+                advice = replace(advice, container=container, time=signal.time, evidence=signal.evidence)
+                # Advice explains least of all: it never takes another signal's place, so that no id is dropped here.
+                change = self._failed(advice, instance, container)
+        return self._refreshed(instance) if change is None else change
 
     def _refreshed(self, instance: _Instance) -> FailureChange | None:
         """Facts that became known after the failure are part of it; not worth a change by themselves."""

@@ -51,7 +51,7 @@ class FaultLedger:
         if hint is None:
             return []
         if hint.clears:
-            return self._clear(signal)
+            return self._clear(signal) or [self._already_clear(signal, hint)]
         host = self._host_of(signal, hint)
         fault = self._opened(signal, hint) if host is None else self._joined(host, signal, hint)
         self._faults[fault.id] = fault
@@ -128,9 +128,11 @@ class FaultLedger:
                 why=f"{fault.why}; {about.cause}" if about.cause not in fault.why else fault.why,
                 fix=_union(about.fix, fault.fix),
             )
-        if graver(fault.severity, hint.severity) is not fault.severity or (
-            hint.severity is fault.severity and strongest(fault.action, about.action) is not fault.action
-        ):
+        # What only accompanies something tells less than any word about it, information included.
+        says_more = hint.severity is not Severity.CONTEXT and (
+            fault.severity is Severity.CONTEXT or graver(fault.severity, hint.severity) is not fault.severity
+        )
+        if says_more or (hint.severity is fault.severity and strongest(fault.action, about.action) is not fault.action):
             return replace(
                 fault,
                 cause=signal.rule,
@@ -159,6 +161,25 @@ class FaultLedger:
                     self._faults[fault.id] = done
                     cleared.append(done)
         return cleared
+
+    def _already_clear(self, signal: Signal, hint: FaultHint) -> Fault:
+        """The driver's word that nothing is needed, where nothing was on record: noted, as something that is over."""
+        host = next(
+            (
+                f
+                for f in self._faults.values()
+                if not f.open
+                and f.severity is Severity.INFO
+                and f.cause == signal.rule
+                and _same_gpu(f.gpu, signal.gpu)
+            ),
+            None,
+        )
+        fault = self._opened(signal, hint) if host is None else self._joined(host, signal, hint)
+        done = replace(fault, cleared=signal.time if signal.time is not None else 0.0)
+        self._faults[done.id] = done
+        self._bound()
+        return done
 
     def _bound(self) -> None:
         if len(self._faults) <= FAULT_LIMIT:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from agent.detect.rules import Rule, render
 from agent.diagnose.correlate import Blame
-from agent.diagnose.knowledge import About, Knowledge
+from agent.diagnose.knowledge import About, Knowledge, remedies_of
 from agent.model import (
     NO_GPU,
     Action,
@@ -56,7 +56,7 @@ def of_fault(fault: Fault) -> Verdict:
         component=fault.component,
         cause=fault.why,
         confidence=Confidence.CERTAIN,
-        action=fault.action,
+        action=fault.action if fault.open else Action.NONE,
         why=_fault_sentence(fault),
         gpu=fault.gpu,
         xids=fault.xids,
@@ -78,11 +78,26 @@ def of_failure(
     `hinted` are ids of alternatives that something else which was read points to.
     """
     about = knowledge.about(failure.primary, failure.facts)
+    if failure.primary.role is Role.ADVICE:
+        return _advised(failure, blame, knowledge)
     if blame.faults:
         return (_blaming(failure, about, blame),)
     if rule is None or rule.role is not Role.SYMPTOM:
         return (_said(failure, about, blame),)
     return _undecided(failure, rule, about, blame, knowledge, hinted)
+
+
+def _advised(failure: Failure, blame: Blame, knowledge: Knowledge) -> tuple[Verdict, ...]:
+    """One verdict for each thing that runs badly, each with the line that proves it; the first keeps the id."""
+    more = [s for s in failure.others if s.role is Role.ADVICE]
+    others = tuple(s for s in failure.others if s.role is not Role.ADVICE)
+    verdicts = []
+    for signal in (failure.primary, *more):
+        one = replace(failure, primary=signal, others=others if signal is failure.primary else ())
+        verdict = _said(one, knowledge.about(signal, failure.facts), blame)
+        tail = "" if signal is failure.primary else "-" + signal.rule.rsplit("/", 1)[-1]
+        verdicts.append(replace(verdict, id=verdict.id + tail))
+    return tuple(verdicts)
 
 
 def _base(failure: Failure, about: About, blame: Blame) -> Verdict:
@@ -99,6 +114,7 @@ def _base(failure: Failure, about: About, blame: Blame) -> Verdict:
         gpu=replace(_text_gpu(failure), pci=None, uuid=None),
         xids=() if failure.primary.xid is None else (failure.primary.xid,),
         fix=about.fix,
+        remedies=about.remedies,
         checked=blame.checked,
         evidence=_distinct(quoted)[:EVIDENCE_LIMIT],
         container=failure.container,
@@ -109,21 +125,28 @@ def _base(failure: Failure, about: About, blame: Blame) -> Verdict:
 
 
 def _said(failure: Failure, about: About, blame: Blame) -> Verdict:
-    """The container's own text settles it (or tells an echo); tenant text warrants no more than advice."""
+    """The container's own text settles it (or tells an echo); tenant text warrants no more than advice.
+
+    A report about the node that a person handed in (nvidia-smi) may say more: it is theirs, and only an explanation.
+    """
     echo = failure.primary.role is Role.ECHO
+    document = failure.container.document
     times = f" It has failed this way {failure.count} times." if failure.count > 1 else ""
     return replace(
         _base(failure, about, blame),
         gpu=_text_gpu(failure),
         confidence=Confidence.POSSIBLE if echo else Confidence.CERTAIN,
-        action=Action.ADVISE if about.action is not Action.NONE else Action.NONE,
+        action=about.action if document or about.action is Action.NONE else Action.ADVISE,
         why=(
             "Only the consequence of another failure was found in this log; look for the first error of another "
             "process or rank." + times
             if echo
+            else "The report that was handed in says so."
+            if document
             else "The container's own log says so; no GPU is accused." + times
         ),
         fix=(*about.fix, *about.check),
+        checked=() if document else blame.checked,
     )
 
 
@@ -168,6 +191,7 @@ def _blaming(failure: Failure, about: About, blame: Blame) -> Verdict:
         xids=xids,
         why=f"{_blame_sentence(blame)} This is not a fault of the backend or of its flags.",
         fix=first.fix,
+        remedies=(),
         evidence=evidence,
         fault=first.id,
     )
@@ -206,6 +230,7 @@ def _undecided(
         ),
         fix=(*about.check, *about.fix),
     )
+    ways = {a.id: remedies_of(a.fix, failure.primary.fields, known=failure.facts) for a in (shown or open_causes)}
     possible = tuple(
         replace(
             base,
@@ -218,7 +243,8 @@ def _undecided(
             action=Action.ADVISE,
             why="One of the causes of this text; "
             + ("what was handed in points to it." if a in shown else "not shown."),
-            fix=(*a.check, *(render(step.say, failure.primary.fields) for step in a.fix)),
+            fix=(*a.check, *(remedy.say for remedy in ways[a.id])),
+            remedies=ways[a.id],
             checked=(),
             evidence=base.evidence[:1],
         )
@@ -231,6 +257,11 @@ def _undecided(
 def _text_gpu(failure: Failure) -> GpuRef:
     """What the container's text says of its GPU: an index or a rank, from the primary line or its context."""
     gpu = failure.primary.gpu
+    if not gpu.known:
+        named = {(s.gpu.pci, s.gpu.uuid) for s in failure.others if s.gpu.known and s.role is not Role.ECHO}
+        if len(named) == 1:
+            pci, uuid = named.pop()
+            gpu = replace(gpu, pci=pci, uuid=uuid)
     index = gpu.index
     if index is None:
         told = {s.gpu.index for s in failure.others if s.gpu.index is not None and s.gpu.tp_rank in (None, gpu.tp_rank)}
@@ -241,6 +272,8 @@ def _text_gpu(failure: Failure) -> GpuRef:
 def _fault_sentence(fault: Fault) -> str:
     where = subject_of(fault)
     many = f" ({fault.signals} kernel records)" if fault.signals > 1 else ""
+    if not fault.open:
+        return f"The kernel log accused {where}{many}; the driver has said since that nothing is needed any more."
     if fault.severity is Severity.FATAL:
         return f"The kernel log accuses {where}{many}: new work there can be expected to fail."
     if fault.severity is Severity.APP:

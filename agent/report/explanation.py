@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import click
 
 from agent.diagnose.verdicts import name_of, subject_of
 from agent.explain import Explanation
 from agent.model import Action, Evidence, Fault, Verdict
+from agent.respond.remedy import Dressing
 
 _COLOUR = {Action.NONE: "green", Action.ADVISE: "yellow", Action.TAINT: "red", Action.CORDON: "red"}
 _MEANING = {
@@ -18,14 +19,18 @@ _MEANING = {
     Action.TAINT: "keep new pods off the GPU until it is proved healthy",
     Action.CORDON: "keep new pods off the node: it must be rebooted",
 }
+NONE: Mapping[str, Dressing] = {}
 
 
-def as_text(explanation: Explanation, *, width: int = 100) -> str:
-    """The whole answer, plain; `click.style` codes are in it and dropped by `click.echo` where there is no terminal."""
-    return "\n".join(_lines(explanation, min(max(width, 60), 120)))
+def as_text(explanation: Explanation, *, dressed: Mapping[str, Dressing] = NONE, width: int = 100) -> str:
+    """The whole answer; `dressed` are the remedies to show, by verdict id.
+
+    `click.style` codes are in it and dropped by `click.echo` where there is no terminal.
+    """
+    return "\n".join(_lines(explanation, dressed, min(max(width, 60), 120)))
 
 
-def _lines(explanation: Explanation, width: int) -> Iterator[str]:
+def _lines(explanation: Explanation, dressed: Mapping[str, Dressing], width: int) -> Iterator[str]:
     if not explanation.found:
         read = ", ".join(f"{n.name} ({n.kind}, {n.bytes:,} bytes)" for n in explanation.files)
         yield f"Nothing found in {read or 'the input'}: no failure that a rule knows, no fault in a kernel log."
@@ -35,7 +40,7 @@ def _lines(explanation: Explanation, width: int) -> Iterator[str]:
     rest = [v for v in explanation.verdicts if v not in main]
     covered = {v.fault for v in explanation.verdicts}
     for verdict in main or rest:
-        yield from _verdict(verdict, width)
+        yield from _verdict(verdict, dressed.get(verdict.id), width)
     for fault in explanation.faults:
         if fault.id not in covered:
             yield from _fault(fault, width)
@@ -57,7 +62,7 @@ def _damaged(explanation: Explanation) -> Iterator[str]:
             yield click.style(f"Note: {note.name}: {note.damaged}", fg="yellow")
 
 
-def _verdict(verdict: Verdict, width: int) -> Iterator[str]:
+def _verdict(verdict: Verdict, dressing: Dressing | None, width: int) -> Iterator[str]:
     yield click.style(verdict.title, bold=True, fg=_COLOUR[verdict.action])
     yield from _row("What", verdict.cause, width)
     yield from _row("Whose", f"{_owner(verdict)} ({verdict.confidence.value})", width)
@@ -67,9 +72,37 @@ def _verdict(verdict: Verdict, width: int) -> Iterator[str]:
     if verdict.xids:
         yield from _row("Xid", ", ".join(map(str, verdict.xids)), width)
     yield from _listed("Do", verdict.fix, width)
+    if dressing is not None:
+        yield from _remedy(verdict, dressing, width)
     yield from _listed("Checked", verdict.checked, width, bullet="- ")
     yield from _evidence(verdict.evidence, width)
     yield ""
+
+
+def _remedy(verdict: Verdict, dressing: Dressing, width: int) -> Iterator[str]:
+    remedy = verdict.remedies[dressing.way]
+    way = f"way {verdict.fix.index(remedy.say) + 1}, {remedy.standing}"
+    yield from _row("Flags", f"{dressing.flags} ({way})", width)
+    patch = dressing.patch
+    if patch is None:
+        return
+    for choice in patch.choices:
+        yield from _row("Yours", choice, width)
+    if not patch.command:
+        yield from _row("Patch", "nothing in the manifest changes." if not patch.choices else "", width)
+        return
+    # To be copied: neither wrapped nor indented unevenly.
+    name = f"{patch.namespace}/{patch.name}" if patch.namespace else patch.name
+    yield f"  {'Patch':<9}InferenceService {name}, {way}"
+    yield from (" " * 11 + line for line in patch.as_yaml().splitlines())
+    if not patch.document:
+        yield from _row("", "(single operations: the list holds a secret, which is not repeated here)", width)
+    yield f"  {'Apply':<9}{patch.command}"
+    for i, line in enumerate(dressing.diff[2:]):
+        colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+        yield f"  {'Diff' if i == 0 else '':<9}" + click.style(line, fg=colour)
+    for note in patch.notes:
+        yield from _row("Note", note, width)
 
 
 def _fault(fault: Fault, width: int) -> Iterator[str]:

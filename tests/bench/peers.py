@@ -6,9 +6,10 @@ from collections.abc import Callable
 from functools import cache
 
 from agent.detect.container import ContainerDetector, StreamState
+from agent.detect.literals import choose_anchors
 from agent.detect.rules import Examples, Rule
 from agent.model import Component, ContainerRef
-from agent.rulebook import load_rulebook
+from agent.rulebook import ORDINARY, load_rulebook, packaged_rules
 
 MTAIL = r"""
 counter busy
@@ -45,6 +46,8 @@ def detector(count: int) -> Callable[[bytes], object]:
             Rule(id=f"made/up-{n}", title="made up", literals=(text,), examples=Examples(match=(text,)),
                  source="bench", component=Component.CONFIG)
         )  # fmt: skip
-    found = ContainerDetector(rules)
+    ordinary = (packaged_rules() / ORDINARY).read_bytes()
+    anchors = choose_anchors((t.encode() for r in rules for t in r.literals), ordinary=ordinary)
+    found = ContainerDetector(rules, anchors=anchors)
     where = ContainerRef(file="bench")
     return lambda block: found.signals(block, state=StreamState(), container=where, source="bench")

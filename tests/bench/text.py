@@ -35,7 +35,8 @@ def block(*, seed: int = 1) -> bytes:
                 f"(token/s): {dice.random() * 9000:.2f}\n"
             )
         else:
-            line = f'[{second}] INFO:     10.0.0.{dice.randrange(255)}:{dice.randrange(65535)} - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
+            client = f"10.0.0.{dice.randrange(255)}:{dice.randrange(65535)}"
+            line = f'[{second}] INFO:     {client} - "POST /v1/chat/completions HTTP/1.1" 200 OK\n'
         lines.append(line)
         size += len(line)
     text = "".join(lines).encode()

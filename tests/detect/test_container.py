@@ -136,7 +136,8 @@ def test_what_the_text_says_of_its_gpu_is_normalised() -> None:
 
 def test_secrets_do_not_get_past_it() -> None:
     found = signals(
-        "server_args=ServerArgs(api_key='sk-verysecret123', attention_backend='triton')\ninvalid choice: 'a' api_key='sk-other4567'\n"
+        "server_args=ServerArgs(api_key='sk-verysecret123', attention_backend='triton')\n"
+        "invalid choice: 'a' api_key='sk-other4567'\n"
     )
     assert "verysecret" not in repr(found) and "other4567" not in repr(found)
 
@@ -146,7 +147,7 @@ def test_a_hostile_block_costs_a_bounded_number_of_looks() -> None:
     text = "".join(f"invalid choice: 'v{n}'\n" for n in range(40_000))
     found = signals(text, detector=detector)
     assert detector.figures.sampled_blocks == 1
-    assert len(found) < 400
+    assert len(found) <= 16 and sum(s.count for s in found) >= 256
 
 
 def test_a_literal_at_the_end_of_a_line_does_not_reach_into_the_next() -> None:
@@ -166,7 +167,7 @@ def test_a_literal_at_the_end_of_a_line_does_not_reach_into_the_next() -> None:
 def test_any_bytes_are_survived_and_any_cut_gives_the_same_lines(parts: list[bytes], cuts: int) -> None:
     text = b"".join(parts) + b"\n"
     whole = ContainerDetector(RULES).signals(text, state=StreamState(), container=WHERE, source="log")
-    lines = text.splitlines(keepends=True)
+    lines = [line + b"\n" for line in text.split(b"\n")[:-1]]
     detector, state, found = ContainerDetector(RULES), StreamState(), []
     step = max(len(lines) // cuts, 1)
     for i in range(0, len(lines), step):

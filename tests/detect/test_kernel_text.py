@@ -74,6 +74,7 @@ FORMS = [
         want("journal-json"),
     ),
     (XID, want("bare")),
+    ("kernel: " + XID, want("bare")),
     ("               " + XID, want("bare")),
 ]  # fmt: skip
 

@@ -22,9 +22,24 @@ def test_each_text_is_taken_for_what_its_name_says(file: Path) -> None:
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
-@pytest.mark.parametrize("name", ["dmesg.txt", "kern.log", "/var/log/messages", "0.log"])
+@pytest.mark.parametrize("name", ["dmesg.txt", "kern.log", "/var/log/messages", "input.log"])
 def test_a_file_name_alone_changes_nothing(file: Path, name: str) -> None:
     assert recognise(file.read_bytes(), name) == file.name.split(".")[0]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["container.log", "/tmp/pod.log", "my-container.txt", "0.log", "/var/log/pods/a_b_c/main/12.log", "x-json.log"],
+)
+def test_what_is_named_a_containers_log_is_never_the_kernels(name: str) -> None:
+    for line in (
+        "NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus.",
+        "[12345.678901] NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus.",
+        "4,358,29622795,-;NVRM: Xid (PCI:0000:9b:00): 79, GPU has fallen off the bus.",
+        "$ dmesg\n[1.5] NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus.\n",
+    ):
+        assert recognise(line.encode(), name) == "container", line
+        assert recognise(line.encode(), "dmesg.txt") in ("kernel", "mixed"), line
 
 
 def test_the_stories_cover_every_kind() -> None:

@@ -19,7 +19,9 @@ def test_a_kernel_rule_file_holds_to_its_own_examples(path: Path) -> None:
 def test_every_kernel_rule_reads_the_kernel_from_the_start_of_the_message() -> None:
     for rule in kernel_rules():
         assert rule.reads == "kernel" and rule.anchor == "start", rule.id
-        assert rule.capture.startswith(("NVRM: ", "nvidia", "pcieport ", "INFO: task ")), rule.id
+        assert rule.capture.startswith(
+            ("NVRM: ", "nvidia", "pcieport ", "INFO: task ", "(?:Memory cgroup out|Out) of memory")
+        ), rule.id
 
 
 def test_no_two_kernel_rules_share_an_id() -> None:

@@ -7,7 +7,7 @@ from agent.diagnose.failures import FailureLog
 from agent.diagnose.faults import FaultLedger
 from agent.model import Allocation, Confidence, Failure, Fault, GpuRef, Scope, Severity, Signal, parse_pci
 
-from .make import BUSY, FLAG, ILLEGAL, gpu, kernel, pod, said, xid
+from .make import BUSY, FLAG, ILLEGAL, gpu, kernel, pod, said, told, xid
 from .test_faults import about
 
 U5, U9 = "GPU-55555555-0000", "GPU-99999999-0000"
@@ -114,3 +114,16 @@ def test_times_that_are_not_known_exclude_nothing() -> None:
         failed(said(BUSY, at=None)), BUSY, faults=faults(xid(79, at=None)), held=None, window=120, kernel_read=True
     )
     assert got.gpu.pci == "0000:5d:00"
+
+
+def test_the_gpus_that_the_log_itself_lists_stand_in_for_an_unknown_allocation() -> None:
+    for listed, named, sound in ((U5, "0000:5d:00", False), (U9, None, True), (f"{U9} {U5}", "0000:5d:00", False)):
+        failure = failed(told({"visible_gpus": listed}), said(BUSY))
+        got = blame(failure, BUSY, faults=faults(xid(79, of=G5)), held=None, window=120, kernel_read=True)
+        assert (got.gpu.pci, got.sound) == (named, sound), listed
+
+
+def test_a_list_shorter_than_the_server_is_wide_clears_nothing_for_a_lost_gpu_is_missing_in_it() -> None:
+    failure = failed(told({"visible_gpus": U9, "tp_size": "2"}), said(BUSY))
+    got = blame(failure, BUSY, faults=faults(xid(79, of=G5)), held=None, window=120, kernel_read=True)
+    assert got.gpu.pci == "0000:5d:00" and not got.sound

@@ -123,3 +123,22 @@ def test_a_broken_log_cannot_fill_the_memory_nor_push_out_an_accusation() -> Non
         book.apply(xid(31, of=gpu(f"{n + 1:04x}:01:00"), severity=Severity.APP, recovery="restart_app"))
     assert len(book.faults) == FAULT_LIMIT
     assert any(f.accuses for f in book.faults)
+
+
+def test_what_only_accompanies_a_note_does_not_take_it_over_and_a_note_takes_over_an_accompaniment() -> None:
+    for first, second in ((Severity.INFO, Severity.CONTEXT), (Severity.CONTEXT, Severity.INFO)):
+        book = ledger()
+        book.apply(xid(145, severity=first, recovery="none"))
+        book.apply(xid(45, severity=second, recovery="none"))
+        (fault,) = book.faults
+        assert fault.severity is Severity.INFO
+
+
+def test_the_drivers_all_clear_without_a_fault_is_noted_once_and_is_over() -> None:
+    book = ledger()
+    for at in (5.0, 9.0):
+        book.apply(xid(154, severity=Severity.INFO, recovery="none", verdict=True, clears=True, at=at))
+    (fault,) = book.faults
+    assert not fault.open and fault.xids == (154,) and fault.severity is Severity.INFO and fault.signals == 2
+    book.apply(xid(79, recovery="reboot_node", at=20.0))
+    assert [f.open for f in book.faults] == [False, True]

@@ -30,14 +30,14 @@ def _measure(root: Path) -> int:
     subprocess.run(["nvcc", "-O1", "-arch=native", "-o", root / "faults", here / "faults.cu"], check=True)
     (root / "pods").mkdir()
     agent = subprocess.Popen(
-        [sys.executable, "-m", "agent", "run", "--node-name", "gpu-test", "--mode", "cordon", "--state-dir", root / "state",
-         "--logs-root", root / "pods", "--http-address", "127.0.0.1", "--http-port", "9753", "--kubelet-checkpoint", ""],
+        [sys.executable, "-m", "agent", "run", "--node-name", "gpu-test", "--mode", "cordon", "--kubelet-checkpoint", "",
+         "--state-dir", root / "state", "--logs-root", root / "pods", "--http-address", "127.0.0.1"],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         _until(lambda: _get("/healthz") is not None, "the agent answers")
         errors = []
-        for n in range(ROUNDS):
+        for _ in range(ROUNDS):
             for kind in KINDS:
                 done = subprocess.run([root / "faults", kind], capture_output=True, text=True, check=False)
                 errors.append((kind, done.stdout.strip()))
@@ -74,7 +74,7 @@ def _latency(metrics: str) -> dict[str, float]:
     """Mean and upper bounds of p50 and p99 from the histogram of kernel stamp to signal known."""
     buckets, total, count = [], 0.0, 0.0
     for line in metrics.splitlines():
-        if line.startswith('faultline_detection_seconds_bucket{') and 'source="kernel"' in line:
+        if line.startswith("faultline_detection_seconds_bucket{") and 'source="kernel"' in line:
             bound = line.split('le="')[1].split('"')[0]
             buckets.append((float("inf") if bound == "+Inf" else float(bound), float(line.rsplit(" ", 1)[1])))
         elif line.startswith('faultline_detection_seconds_sum{source="kernel"}'):
@@ -82,13 +82,21 @@ def _latency(metrics: str) -> dict[str, float]:
         elif line.startswith('faultline_detection_seconds_count{source="kernel"}'):
             count = float(line.rsplit(" ", 1)[1])
     at = {q: next((b for b, n in sorted(buckets) if count and n >= q * count), 0.0) * 1000 for q in (0.5, 0.99)}
-    return {"records": count, "mean": 1000 * total / count if count else 0.0, "p50_at_most": at[0.5], "p99_at_most": at[0.99]}
+    return {
+        "records": count,
+        "mean": 1000 * total / count if count else 0.0,
+        "p50_at_most": at[0.5],
+        "p99_at_most": at[0.99],
+    }
 
 
 def _usage(pid: int) -> dict[str, float]:
     fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
     pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return {"cpu_seconds": (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"), "rss_mib": pages * 4096 / 2**20}
+    return {
+        "cpu_seconds": (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
+        "rss_mib": pages * 4096 / 2**20,
+    }
 
 
 def _get(path: str) -> bytes | None:

@@ -22,7 +22,8 @@ class Desk:
         self.core = Diagnostician(KNOWLEDGE)
         self.reporter = Reporter(
             node="n1", mode="observe", settle=10.0, clock=lambda: self.now,
-            role_of=lambda rule: KNOWLEDGE.rules[rule].role if rule in KNOWLEDGE.rules else Role.CAUSE, sink=self.told.append,
+            role_of=lambda rule: KNOWLEDGE.rules[rule].role if rule in KNOWLEDGE.rules else Role.CAUSE,
+            sink=self.told.append,
         )  # fmt: skip
 
     def see(self, *signals: Signal) -> list[tuple[str, str, bytes]]:

@@ -10,8 +10,9 @@ def fault(
     action: Action, severity: Severity = Severity.FATAL, *, scope: Scope = Scope.GPU, cleared: float | None = None
 ) -> Fault:
     return Fault(
-        id="fault-1", scope=scope, gpu=GpuRef(pci=parse_pci("0000:5d:00")), cause="xid/79", title="Xid 79", severity=severity,
-        recovery="reset_gpu", component=Component.GPU, action=action, value="xid-79", why="Xid 79 is fatal", cleared=cleared,
+        id="fault-1", scope=scope, gpu=GpuRef(pci=parse_pci("0000:5d:00")), cause="xid/79", title="Xid 79",
+        severity=severity, recovery="reset_gpu", component=Component.GPU, action=action, value="xid-79",
+        why="Xid 79 is fatal", cleared=cleared,
         evidence=(Evidence(source="kernel log", text="NVRM: Xid"),),
     )  # fmt: skip
 

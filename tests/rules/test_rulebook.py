@@ -165,7 +165,7 @@ def test_only_texts_of_sglang_alone_are_credited_to_sglang() -> None:
 
 
 def test_a_rule_names_its_engine_only_by_a_known_name() -> None:
-    assert {rule.engine for rule in book().rules} <= {"", "sglang", "vllm"}
+    assert {rule.engine for rule in book().rules} <= {"", "sglang", "vllm", "tgi", "dynamo"}
 
 
 def test_every_rule_lies_in_the_folder_of_its_id() -> None:

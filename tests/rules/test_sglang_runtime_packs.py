@@ -10,6 +10,7 @@ import pytest
 from agent.detect.framing import frame
 from agent.detect.rules import Rule, matches, parse_rules, render
 from agent.detect.server_args import facts_of, parse_server_args
+from agent.diagnose.advice import Advice
 from agent.model import Action, Component, Role
 from agent.rulebook import load_rulebook
 
@@ -57,7 +58,7 @@ def facts_from(lines: list[str]) -> dict[str, str]:
 
 
 def holds(rule: Rule, facts: Mapping[str, str]) -> bool:
-    return all(facts.get(name) in allowed for name, allowed in rule.when.items())
+    return bool(Advice([rule])(facts))
 
 
 def log(prefix: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Searches a large plain file with all processors at once; what is searched for and what a find means is not known here.
+"""Searches a large plain file with all processors at once; what a find means is not known here.
 
 The file is read, not mapped: a mapped log that is truncated meanwhile would kill the process.
 """

@@ -1,0 +1,1 @@
+"""Random bytes against every parser, for as long as one likes (`make fuzz`)."""
