@@ -25,7 +25,7 @@ def plan_for(fault: Fault, *, mode: Mode, node: str, acts: bool = False) -> Plan
     """The plan for one open fault: what its evidence warrants, cut down to what the mode allows.
 
     Only faults lead to plans: they come from the kernel and the driver, never from a container's text. A plan
-    that the mode does not allow is kept, with `withheld` saying why.
+    that the mode does not allow, or that nobody `acts` on, is kept, with `withheld` saying why.
     """
     action = fault.action if fault.accuses else (Action.ADVISE if fault.action is not Action.NONE else Action.NONE)
     if not fault.open:
