@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 from agent import __version__
 from agent.config import Choice, Settings
 from agent.detect.rules import RuleError
-from agent.model import Fault, Plan, Role, Verdict
+from agent.model import ContainerRef, Fault, Plan, Role, Verdict
 from agent.pipeline import Pipeline
 from agent.report import metrics as m
 from agent.report.events import Report, blind_report, node_ref
@@ -27,9 +27,11 @@ from agent.report.status import Readiness, RuleStatus, SourceStatus
 from agent.report.store import Store, decode_all
 from agent.report.telemetry import Telemetry
 from agent.rulebook import load_rulebook
+from agent.sources.gpus.driver import DriverSource
 from agent.sources.kernel import KernelLogUnavailable, KernelSource, open_kernel_source, read_boot_id
 from agent.sources.kubelet.checkpoint import CheckpointSource
 from agent.sources.logs.follow import LogSource
+from agent.sources.sglang import ServerClient, ServerSource
 
 log = logging.getLogger("faultline")
 
@@ -75,8 +77,11 @@ class App:
         sink: Callable[[Report], None] | None = None,
         clock: Callable[[], float] = time.time,
         boot_id: str | None = None,
+        address_of: Callable[[ContainerRef], str | None] = lambda _: None,
     ) -> None:
-        """`reload` gives the settings anew; `watch` are files whose change asks for that beside SIGHUP."""
+        """`address_of` gives the IP address of a container's pod; a server without one is not asked.
+
+        `reload` gives the settings anew; `watch` are files whose change asks for that beside SIGHUP."""
         self.settings, self._reload, self._watch = settings, reload, tuple(watch)
         self._clock = clock
         self.node = settings.node_name or socket.gethostname()
@@ -101,6 +106,15 @@ class App:
             boot_id=self._boot_id,
             window=settings.correlation.window_seconds,
             by_content=lambda c: self.settings.select.choose(c) is Choice.BY_CONTENT,
+            on_ready=lambda container, facts: self._servers.ready(container, facts) if settings.sglang.ask else None,
+        )
+        self._client = ServerClient(timeout=settings.sglang.timeout_seconds)
+        self._servers = ServerSource(
+            self._client,
+            address_of=address_of,
+            port=settings.sglang.port,
+            interval=settings.sglang.metrics_seconds,
+            clock=clock,
         )
         self._watched = _Watched()
         self.started = asyncio.Event()
@@ -124,13 +138,15 @@ class App:
         self.telemetry.known(core.faults, core.verdicts)
         for notice in self.store.notices:
             log.warning("%s", notice)
-        async with self._server:
+        self._read_driver()
+        async with self._server, self._client:
             self.started.set()
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = [
                         group.create_task(self._follow_kernel(cursor), name="kernel log"),
                         group.create_task(self._follow_logs(positions), name="container logs"),
+                        group.create_task(self._ask_servers(), name="servers"),
                         group.create_task(self._tell_what_settled(), name="settle"),
                         group.create_task(self._reload_when_asked(), name="reload"),
                         group.create_task(self._watch_files(), name="watch"),
@@ -222,6 +238,24 @@ class App:
                     self._worked()
         finally:
             source.close()
+
+    def _read_driver(self) -> None:
+        """Once: a driver that is loaded later says so in the kernel log."""
+        if proc := self.settings.gpus.proc:
+            source = DriverSource(Path(proc))
+            if (driver := source.read()) is not None:
+                self.pipeline.node(driver.facts, source=str(source.proc))
+            else:
+                log.info("the driver's version is not known yet: %s", source.error)
+
+    async def _ask_servers(self) -> None:
+        async with aclosing(self._servers.answers()) as answers:
+            async for answered in answers:
+                if answered.info is not None and not answered.info.ok:
+                    where = f"{answered.container} ({answered.server.host}:{answered.server.port})"
+                    log.info("the server of %s %s; its log has to do", where, answered.info.why)
+                self.pipeline.server(answered)
+                self._worked()
 
     def _allocations(self) -> None:
         """What containers hold, looked at before their text is judged, at most once a second."""
@@ -396,7 +430,7 @@ class App:
 
     def _measure(self) -> None:
         kernel, logs, pipeline = self._watched.kernel, self._watched.logs, self.pipeline
-        for name, source in (("kernel", kernel), ("logs", logs)):
+        for name, source in (("kernel", kernel), ("logs", logs), ("servers", self._servers)):
             if source is not None:
                 self._metrics.set(m.SOURCE_LAST_READ, source.last_read or 0, source=name)
                 self._metrics.total(m.SOURCE_LOST, source.lost, source=name)

@@ -171,6 +171,30 @@ class KubeletSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     ] = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
 
 
+class GpusSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    proc: Annotated[str, Meta(description="Directory of the driver's own files; empty: not read.")] = (
+        "/proc/driver/nvidia"
+    )
+
+
+class SglangSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Asking a running server what it runs: GET only, without a credential, at its pod's address."""
+
+    ask: Annotated[
+        bool, Meta(description="Ask servers that got ready for /server_info, once, and for /metrics now and then.")
+    ] = True
+    timeout_seconds: Annotated[
+        float,
+        Meta(ge=0.1, le=60, description="How long one request to a server may take, from connection to last byte."),
+    ] = 3.0
+    port: Annotated[
+        int, Meta(ge=1, le=65535, description="Port that a server is asked at when its log does not tell one.")
+    ] = 30000
+    metrics_seconds: Annotated[
+        Seconds, Meta(description="Seconds between two looks at a server's /metrics; 0: one look, when it got ready.")
+    ] = 300.0
+
+
 class CorrelationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     window_seconds: Annotated[
         Seconds, Meta(description="How far apart a failure and the fault that explains it may lie.", extra=_LIVE)
@@ -235,6 +259,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     logs: LogsSettings = msgspec.field(default_factory=LogsSettings)
     select: SelectSettings = msgspec.field(default_factory=SelectSettings)
     kubelet: KubeletSettings = msgspec.field(default_factory=KubeletSettings)
+    gpus: GpusSettings = msgspec.field(default_factory=GpusSettings)
+    sglang: SglangSettings = msgspec.field(default_factory=SglangSettings)
     correlation: CorrelationSettings = msgspec.field(default_factory=CorrelationSettings)
     limits: LimitsSettings = msgspec.field(default_factory=LimitsSettings)
     log: LogSettings = msgspec.field(default_factory=LogSettings)

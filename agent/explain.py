@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.detect.container import ContainerDetector, StreamState
-from agent.detect.kernel_log import KernelLogDetector
 from agent.diagnose.diagnostician import Diagnostician
 from agent.diagnose.knowledge import Knowledge
 from agent.model import Action, ContainerRef, Evidence, Fault, Role, Signal, Verdict, strongest
@@ -21,6 +20,7 @@ LARGE = 32 << 20
 """Bytes from which on a file is worth all processors."""
 
 if TYPE_CHECKING:
+    from agent.detect.kernel_log import KernelLogDetector
     from agent.respond.remedy import Dressing
 
 FACTS = ("sglang_version", "gpu_arch", "cuda", "driver")
@@ -86,7 +86,7 @@ def explain(
             for offset, block in handed.blocks():
                 size += len(block)
                 if handed.kind in ("kernel", "mixed"):
-                    kernel = kernel or KernelLogDetector(book.catalogue, book.rules)
+                    kernel = kernel or _kernel_detector(book)
                     signals += kernel.signals(
                         block, offset=offset, source=handed.name, line_number=number, mixed=handed.kind == "mixed"
                     )
@@ -98,14 +98,22 @@ def explain(
         notes.append(FileNote(name=handed.name, kind=handed.kind, bytes=size, damaged=handed.damaged))
         handed.close()
     knowledge = Knowledge.of(book.rules, lambda: book.catalogue, book.alternatives)
-    diagnostician = Diagnostician(knowledge, kernel_read=kernel is not None)
+    diagnostician = Diagnostician(knowledge, kernel_read=kernel is not None, images=lambda: book.images)
     diagnostician.hinted = frozenset(hints[i][1] for i in container.met)
     # Faults first: what a container says is then judged once, whatever the order of the files.
     diagnostician.apply(s for s in signals if s.container is None)
     diagnostician.apply(s for s in signals if s.container is not None)
+    diagnostician.close()
     faults, verdicts = _with_numbers(diagnostician.faults, diagnostician.verdicts, numbered)
     facts = {k: v for s in signals if s.role is Role.CONTEXT and s.container is not None for k, v in s.fields.items()}
+    facts = diagnostician.complete(facts)
     return Explanation(faults=faults, verdicts=tuple(sorted(verdicts, key=_order)), facts=facts, files=tuple(notes))
+
+
+def _kernel_detector(book: Rulebook) -> KernelLogDetector:
+    from agent.detect.kernel_log import KernelLogDetector  # most inputs are containers' logs: they start faster
+
+    return KernelLogDetector(book.catalogue, book.rules)
 
 
 def _later(_offset: int) -> None:

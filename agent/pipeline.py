@@ -14,13 +14,15 @@ import msgspec
 
 from agent.detect.container import ContainerDetector, StreamState
 from agent.detect.kernel import KernelDetector
+from agent.detect.server_info import server_signals
 from agent.diagnose.diagnostician import Changes, Diagnostician
 from agent.diagnose.knowledge import Knowledge
-from agent.model import Allocation, ContainerRef, Failure, Fault, Signal
+from agent.model import Allocation, ContainerRef, Evidence, Failure, Fault, Signal
 from agent.report.store import FAILURE, FAULT, Store, decode_all, encode
 from agent.rulebook import Rulebook
 from agent.sources.kernel import Cursor, KernelRecord
 from agent.sources.logs.follow import Chunk, Position
+from agent.sources.sglang import Answered
 
 KERNEL = "kernel"
 LOGS = "log:"
@@ -63,7 +65,10 @@ class Pipeline:
         boot_id: str,
         window: float,
         by_content: Callable[[ContainerRef], bool] = lambda _: False,
+        on_ready: Callable[[ContainerRef, Mapping[str, str]], None] = lambda _container, _facts: None,
     ) -> None:
+        """`on_ready` is told each server that says it is ready, with the facts of its log."""
+        self._on_ready = on_ready
         self._store, self._listener, self._clock = store, listener, clock
         self._detector_key = f"{DETECTOR}/{boot_id}"  # bus addresses keep their UUIDs for one boot only
         self._by_content = by_content
@@ -71,7 +76,9 @@ class Pipeline:
         self.book = book
         self._containers = ContainerDetector(book.rules, anchors=book.anchors, limit=LIVE_HIT_LIMIT)
         self._kernel = KernelDetector(book.catalogue, [r for r in book.rules if r.reads in ("kernel", "any")])
-        self.diagnostician = Diagnostician(self._knowledge(book), window=window, kernel_read=False, boot=boot_id)
+        self.diagnostician = Diagnostician(
+            self._knowledge(book), window=window, kernel_read=False, boot=boot_id, images=lambda: self.book.images
+        )
         self._streams: dict[str, StreamState] = {}
         self._recognised: dict[str, bool] = {}
         self._waiting: dict[str, bytes] = {}
@@ -147,6 +154,30 @@ class Pipeline:
             signals = self._of_interest(signals, container)
         positions = {LOGS + container.key: encode(chunk.position.to_json())}
         self._take(signals, positions, read)
+        if any(s.fields.get("ready") == "yes" for s in signals):
+            self._on_ready(container, self.diagnostician.facts(container))
+
+    def node(self, facts: Mapping[str, str], *, source: str) -> None:
+        """Facts about this node (its driver); `source` is where they were read."""
+        text = ", ".join(f"{name}={value}" for name, value in sorted(facts.items()))
+        evidence = Evidence(source=source, text=text, time=self._clock())
+        self._commit(self.diagnostician.node(facts, evidence=evidence, time=self._clock()), {})
+
+    def server(self, answered: Answered) -> None:
+        """What a running server said of itself."""
+        info, model, metrics = (
+            answer.body if answer is not None and answer.ok else None
+            for answer in (answered.info, answered.model, answered.metrics)
+        )
+        signals = server_signals(
+            answered.container,
+            source=str(answered.server.url("")).rstrip("/"),
+            time=answered.time,
+            info=info,
+            model=model,
+            metrics=metrics,
+        )
+        self._take(signals, {}, self._clock())
 
     def held(self, allocations: Iterable[Allocation]) -> None:
         """What containers hold now."""

@@ -10,13 +10,14 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.detect.catalogue import Catalogue
 from agent.detect.causes import Alternative, parse_causes
 from agent.detect.literals import choose_anchors
 from agent.detect.rules import Rule, RuleError, parse_rules
+from agent.diagnose.image import ImageTable, parse_table
 from agent.rulecache import ParsedRules, cached_rules, keep_rules
 
 if TYPE_CHECKING:
+    from agent.detect.catalogue import Catalogue
     from agent.respond.fields import FieldTable
 
 ORDINARY = "ordinary/serving.log"
@@ -24,8 +25,9 @@ ORDINARY = "ordinary/serving.log"
 
 XID_FILES = ("xid/catalogue.yaml", "xid/nvlink5.yaml")
 FIELD_FILE = "llmkube/fields.yaml"
-NO_RULES = (*XID_FILES, FIELD_FILE)
-"""Files in a rule folder that hold something else, each read by whoever needs it."""
+IMAGE_FILE = "image/cuda-driver.yaml"
+NO_RULES = (*XID_FILES, FIELD_FILE, IMAGE_FILE)
+"""Files in a rule folder that hold something else, each read by whoever needs it. A user's replaces ours as a whole."""
 
 
 def packaged_rules() -> Path:
@@ -46,14 +48,22 @@ class Rulebook:
     """Changes whenever any of the files does."""
     xid_files: tuple[Path, Path]
     field_file: Path
+    image_file: Path
     anchors: tuple[bytes, ...] = ()
     """Fragments that the literals share (`detect.literals`)."""
 
     @cached_property
     def catalogue(self) -> Catalogue:
         """The Xid catalogue; read at first use."""
+        from agent.detect.catalogue import Catalogue
+
         texts = [path.read_bytes() for path in self.xid_files]
         return Catalogue.from_yaml(*texts, files=tuple(str(p) for p in self.xid_files))
+
+    @cached_property
+    def images(self) -> ImageTable:
+        """Which CUDA needs which driver; read at first use. Raises RuleError."""
+        return parse_table(_read(self.image_file), file=str(self.image_file))
 
     @cached_property
     def field_table(self) -> FieldTable:
@@ -76,9 +86,11 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
     for _, path, text in files:
         digest.update(f"{path}\0{len(text)}\0".encode() + text)
     latest = {name: base / name for name in NO_RULES}
-    for folder, path, _ in files:
+    for folder, path, text in files:
         if (name := str(path.relative_to(folder))) in latest:
             latest[name] = path
+            if name == IMAGE_FILE and (thorough or folder is not base):
+                parse_table(text, file=str(path))
     read = None if thorough else cached_rules(digest.hexdigest())
     if read is None:
         read = _parsed(base, files, ordinary=ordinary, thorough=thorough)
@@ -91,6 +103,7 @@ def load_rulebook(folders: Sequence[Path] = (), *, thorough: bool = False) -> Ru
         digest=digest.hexdigest(),
         xid_files=(latest[XID_FILES[0]], latest[XID_FILES[1]]),
         field_file=latest[FIELD_FILE],
+        image_file=latest[IMAGE_FILE],
         anchors=read.anchors,
     )
 

@@ -1,9 +1,9 @@
 """Holds `explain` to its word on logs as people hand them in: a folder a case, the answer beside the log.
 
 `tests/data/cases/<number-name>/` holds the inputs (every file but `expect.yaml`) and `expect.yaml`: `source`, `action`
-(or a list of those allowed), `component` (or a list), `gpu` (null: no GPU may be named; or any of `pci`, `uuid`, `index`,
-`tp_rank`), `xids`, `rule`, `fix_mentions` (each must occur in the answer; `a|b` = either), `must_not` (none may occur in
-a title, cause or fix). An `expect.yaml` with `nothing: true` wants no verdict at all.
+(or a list of those allowed), `component` (or a list), `gpu` (null: no GPU may be named; or any of `pci`, `uuid`,
+`index`, `tp_rank`), `xids`, `rule`, `fix_mentions` (each must occur in the answer; `a|b` = either), `must_not` (none
+may occur in a title, cause or fix). An `expect.yaml` with `nothing: true` wants no verdict at all.
 """
 
 from __future__ import annotations

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-from agent.config import CorrelationSettings, HttpSettings, KernelSettings, KubeletSettings, LogsSettings, Settings
+from agent.config import (
+    CorrelationSettings,
+    GpusSettings,
+    HttpSettings,
+    KernelSettings,
+    KubeletSettings,
+    LogsSettings,
+    Settings,
+)
 from agent.demo.story import FAULTED, FIRST, GPUS, NEXT, REFUSED, SLOW, Story
 from agent.model import Action, Component, Fault, Plan, Verdict
 from agent.report.events import Reason, Report
@@ -30,6 +38,7 @@ def settings_for(story: Story, root: Path, *, port: int = 0) -> Settings:
         kernel=KernelSettings(path=str(story.kmsg)),
         logs=LogsSettings(root=str(story.pods)),
         kubelet=KubeletSettings(checkpoint=str(story.checkpoint)),
+        gpus=GpusSettings(proc=""),  # the story's GPUs are made up: this machine's driver has no part in it
         correlation=CorrelationSettings(settle_seconds=2.0),
     )
 

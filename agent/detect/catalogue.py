@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from agent.detect.rules import RuleError, load_document, render
+from agent.detect.rules import NO_BUS, RuleError, load_document, render
 from agent.detect.xid import NvlinkEvent, SxidLine, XidLine, parse_nvlink5, parse_recovery_action
 from agent.model import Action, Component, Confidence, FaultHint, PciAddress, Scope, Severity
 
@@ -21,9 +21,6 @@ FILES = ("xid/catalogue.yaml", "xid/nvlink5.yaml")
 
 V2_BRANCH = 575
 """The first driver branch whose NVLink 5 words follow the table's second pattern."""
-
-NO_BUS = "<bus address>"
-"""What an advice says in place of a GPU's address that is not known."""
 
 Until = Literal["none", "process_exit", "reset", "reboot", "vm_restart", "service", "depends"]
 Reaches = Literal["none", "nvlink_peers", "node", "depends"]

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from agent.detect.catalogue import NO_BUS, Catalogue, Judgement
+from agent.detect.catalogue import Catalogue, Judgement
 from agent.detect.literals import LiteralIndex
-from agent.detect.rules import Rule, render
+from agent.detect.rules import NO_BUS, Rule, render
 from agent.detect.xid import SxidLine, XidLine, parse_gpu_at, parse_sxid, parse_xid
 from agent.model import (
     NO_GPU,

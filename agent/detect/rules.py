@@ -22,12 +22,15 @@ CAPTURE_TIMEOUT = 0.05
 
 HEADS = (
     r"(?:"
-    r"\((?:[\w:.-]+ )?pid=\d+(?:, ip=[\w.:]+)?\) |"  # a worker of ray or vLLM
+    r"\((?:[\w:.-]+ )*pid=\d+(?:, ip=[\w.:]+)?\) |"  # a worker of ray or vLLM
     r"(?:ERROR|WARNING|CRITICAL|INFO) \d\d-\d\d [\d:]+ \[?[\w./-]+\.py:\d+\] |"  # vLLM
     r"[EWF]\d{4} [\d:.]+ +\d+ [\w./-]+:\d+\] |"  # glog, torchrun
     # tracing (TGI, Dynamo), loguru
     r"\d{4}-\d\d-\d\d[T ][\d:.,]+Z? +(?:\| )?(?:ERROR|WARN|WARNING)(?: \| \w+ \| | [\w.:]+: )|"
     r"\[(?:rank|default)?\d+\]:? ?(?!\[)|\[\d+,\d+\]<std(?:out|err)>: ?|"  # torchrun, mpirun
+    r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} - [\w.]+ - [A-Z]+ - |"  # Python's logging, of a program that starts SGLang
+    r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: [A-Z_]+\d+)*\] |"  # SGLang's own, behind another program's
+    r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \S+ [\w.@-]+\[\d+\]: |"  # the journal's short form
     r"\s*what\(\): +|"  # an uncaught C++ exception
     r"\d{4}-\d\d-\d\d [\d:]+\.\d+: [EFW] \S+:\d+\] |"  # TensorFlow, XLA
     r"[\w./-]{1,200}\.(?:cuh?|cpp|cc|h|hpp|c)[@:(]\d+\)?: ?"  # a C++ program's own file and line
@@ -203,7 +206,7 @@ FACTS = frozenset({
     "rank", "ready", "linear_attn_backend", "linear_attn_decode_backend", "linear_attn_prefill_backend",
     "speculative_algorithm", "mamba_ssm_dtype", "mamba_radix_cache_strategy", "kv_cache_dtype", "disable_radix_cache",
     "disable_overlap_schedule", "cuda_graph", "device", "disaggregation_mode", "is_embedding", "enable_hisparse",
-    "deep_gemm",
+    "deep_gemm", "driver_branch", "driver_needs", "driver_wants", "ttft_mean_seconds", "gen_throughput",
 })  # fmt: skip
 """Names that a cause or a fix may use besides its rule's captures: what a log tells about its run."""
 
@@ -229,7 +232,7 @@ def _faults_of(rule: Rule, *, thorough: bool) -> Iterable[tuple[list[str | int],
         yield ["literals"], "needs at least one literal, else it can never match"
     if rule.fault is not None and rule.reads == "container":
         yield ["fault"], "only the kernel accuses a GPU: a rule with `fault` must have `reads: kernel`"
-    if rule.role in (Role.CAUSE, Role.SYMPTOM, Role.ADVICE) and not rule.fix and not rule.check:
+    if rule.role in (Role.CAUSE, Role.SYMPTOM, Role.ADVICE, Role.UNCLAIMED) and not rule.fix and not rule.check:
         yield ["id"], "needs `fix` or `check`: an explanation without a next step helps nobody"
     for i, step in enumerate(rule.fix):
         for j, change in enumerate(step.changes):
@@ -275,6 +278,9 @@ def _templates(rule: Rule) -> Iterable[tuple[list[str | int], str]]:
             if change.value is not None:
                 yield ["fix", i, "changes", j, "value"], change.value
 
+
+NO_BUS = "<bus address>"
+"""What an advice says in place of a GPU's address that is not known."""
 
 _NAME = regex.compile(r"\{([a-z_][a-z0-9_]*)\}")
 

@@ -15,12 +15,16 @@ class Advice:
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules = tuple(r for r in rules if r.role is Role.ADVICE)
 
+    def holds(self, rule_id: str, facts: Mapping[str, str]) -> bool:
+        """Whether advice that was given still holds; that of a rule which is no more does not."""
+        return any(_all_hold(rule, facts) for rule in self._rules if rule.id == rule_id)
+
     def __call__(self, facts: Mapping[str, str]) -> tuple[Signal, ...]:
         """The rules whose facts all hold, in order, as signals without container and evidence; the caller adds those.
 
         A rule that asks for the same facts as another and for more is the closer one: the other is then left out.
         """
-        held = [r for r in self._rules if all(_holds(facts.get(name), allowed) for name, allowed in r.when.items())]
+        held = [rule for rule in self._rules if _all_hold(rule, facts)]
         return tuple(
             Signal(
                 rule=rule.id,
@@ -31,6 +35,10 @@ class Advice:
             for rule in held
             if not any(rule.when.keys() < other.when.keys() for other in held)
         )
+
+
+def _all_hold(rule: Rule, facts: Mapping[str, str]) -> bool:
+    return all(_holds(facts.get(name), allowed) for name, allowed in rule.when.items())
 
 
 def _holds(value: str | None, allowed: tuple[str, ...]) -> bool:

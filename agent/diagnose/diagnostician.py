@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from agent.diagnose.advice import Advice
 from agent.diagnose.correlate import blame
-from agent.diagnose.failures import FailureLog
+from agent.diagnose.failures import FailureChange, FailureLog
 from agent.diagnose.faults import FaultLedger
+from agent.diagnose.image import DERIVED, IMAGE_FACTS, NODE_FACTS, ImageTable, derived, settle
 from agent.diagnose.knowledge import Knowledge
 from agent.diagnose.verdicts import of_failure, of_fault
-from agent.model import Allocation, ContainerRef, Failure, Fault, Scope, Severity, Signal, Verdict
+from agent.model import Allocation, ContainerRef, Evidence, Failure, Fault, Role, Scope, Severity, Signal, Verdict
 
 ALLOCATION_LIMIT = 2000
+
+FIGURES = frozenset({"server/metrics"})
+"""Signals that say how fast a server is."""
 
 
 @dataclass(slots=True)
@@ -33,16 +37,31 @@ class Diagnostician:
     """Ledger, failures and allocations of one node (or of one set of handed-in files)."""
 
     def __init__(
-        self, knowledge: Knowledge, *, window: float = 120.0, kernel_read: bool = True, boot: str = ""
+        self,
+        knowledge: Knowledge,
+        *,
+        window: float = 120.0,
+        kernel_read: bool = True,
+        boot: str = "",
+        images: Callable[[], ImageTable] = ImageTable,
     ) -> None:
+        """`images` is called once the first fact is known that the table of images and drivers says something of."""
         self.knowledge = knowledge
+        self._images = images
+        self._node: dict[str, str] = {}
+        self._shared: dict[str, str | None] = {}
         self.kernel_read = kernel_read
         """False while no kernel log can be read: then nothing is concluded from its silence."""
         self.hinted: frozenset[str] = frozenset()
         """Alternatives (`causes/...`) that something else which was read points to."""
         self._window = window
         self.ledger = FaultLedger(lambda signal: self.knowledge.about(signal), boot=boot)
-        self.log = FailureLog(advice=lambda facts: self._advice(facts))
+        self.log = FailureLog(
+            advice=lambda facts: self._advice(facts),
+            holds=lambda rule, facts: self._advice.holds(rule, facts),
+            complete=self.complete,
+            figures=FIGURES,
+        )
         self._advice = Advice(knowledge.rules.values())
         self._allocations: dict[str, Allocation] = {}
         self._verdicts: dict[str, tuple[Verdict, ...]] = {}
@@ -59,8 +78,9 @@ class Diagnostician:
 
     @property
     def verdicts(self) -> tuple[Verdict, ...]:
-        """Verdicts on failures, then on faults that no failure blames, each in order of arrival."""
-        return tuple(v for group in self._verdicts.values() for v in group)
+        """Verdicts in order of arrival, but what failed and what is faulted before what only runs badly."""
+        advice = {f.id for f in self.log.failures if f.primary.role is Role.ADVICE}
+        return tuple(v for key in sorted(self._verdicts, key=advice.__contains__) for v in self._verdicts[key])
 
     def restore(self, *, faults: Iterable[Fault], failures: Iterable[Failure]) -> None:
         """Takes up the state of an earlier run; verdicts are drawn anew from it."""
@@ -81,6 +101,52 @@ class Diagnostician:
     def facts(self, container: ContainerRef) -> Mapping[str, str]:
         return self.log.facts(container)
 
+    def complete(self, facts: Mapping[str, str]) -> dict[str, str]:
+        """Facts of one container, with those of its node and with what follows from both."""
+        known = {k: v for k, v in self._shared.items() if v is not None}
+        if facts and facts.keys() <= NODE_FACTS:
+            known = {}  # a text about the node alone: no image of another text's is its own
+        known |= {k: v for k, v in facts.items() if k not in DERIVED}
+        known |= self._node
+        if known.keys().isdisjoint(NODE_FACTS | IMAGE_FACTS):
+            return known
+        return known | derived(known, self._images())
+
+    def node(self, facts: Mapping[str, str], *, evidence: Evidence, time: float | None = None) -> Changes:
+        """Facts about the node itself (its driver), which are true of every container on it."""
+        changes = Changes()
+        if self._learned(facts, of_node=True):
+            self._completed(changes, evidence=evidence, time=time)
+            self._judge(changes, everything=True)
+        return changes
+
+    def _learned(self, facts: Mapping[str, str], *, of_node: bool) -> bool:
+        """Takes facts up that are true of more than one container; whether anything is new."""
+        names = NODE_FACTS if of_node else NODE_FACTS | IMAGE_FACTS
+        fresh = {k: v for k, v in facts.items() if k in names}
+        if of_node:
+            if fresh.items() <= self._node.items():
+                return False
+            self._node |= fresh
+            return True
+        before = dict(self._shared)
+        for name, value in fresh.items():
+            # Two files that differ speak of two nodes or images: then neither is taken for a third one's.
+            self._shared[name] = value if self._shared.get(name, value) == value else None
+        return self._shared != before
+
+    def _completed(self, changes: Changes, *, evidence: Evidence, time: float | None) -> None:
+        for change in self.log.completed(evidence=evidence, time=time):
+            self._take(change, changes)
+
+    def _take(self, change: FailureChange, changes: Changes) -> None:
+        if change.failure is not None:
+            changes.failures[change.failure.id] = change.failure
+        if change.dropped:
+            changes.failures.pop(change.dropped, None)
+            changes.dropped.add(change.dropped)
+            self._drop(change.dropped, changes)
+
     def apply(self, signals: Iterable[Signal]) -> Changes:
         """Folds signals in, in the order in which they were read, and judges anew what they touch."""
         changes, material = Changes(), False
@@ -90,15 +156,27 @@ class Diagnostician:
                     material = material or _essence(fault) != _essence(self._known.get(fault.id))
                     self._known[fault.id] = fault
                     changes.faults[fault.id] = fault
-            elif (change := self.log.apply(signal)) is not None:
-                changes.failures[change.failure.id] = change.failure
-                if change.dropped:
-                    changes.failures.pop(change.dropped, None)
-                    changes.dropped.add(change.dropped)
-                    self._drop(change.dropped, changes)
-        if changes:
+            else:
+                if (change := self.log.apply(signal)) is not None:
+                    self._take(change, changes)
+                for change in self.log.ended():
+                    self._take(change, changes)
+            if signal.role is Role.CONTEXT and (signal.container is None or signal.container.file):
+                # The kernel's word is the node's; what files handed in together say is held to be of one node.
+                if self._learned(signal.fields, of_node=signal.container is None):
+                    self._completed(changes, evidence=signal.evidence, time=signal.time)
+                    material = True
+        if changes or material:
             # A new fault may explain failures that came before it; one more record of a known one does not.
             self._judge(changes, everything=material)
+        return changes
+
+    def close(self) -> Changes:
+        """The logs are at their end: what no rule knows is told too."""
+        changes = Changes()
+        for change in self.log.close():
+            self._take(change, changes)
+        self._judge(changes, everything=False)
         return changes
 
     def learn(self, knowledge: Knowledge) -> Changes:
@@ -128,7 +206,8 @@ class Diagnostician:
                 window=self._window,
                 kernel_read=self.kernel_read,
             )
-            self._put(failure.id, of_failure(failure, rule, found, self.knowledge, hinted=self.hinted), changes)
+            verdicts = of_failure(failure, rule, found, self.knowledge, hinted=self.hinted)
+            self._put(failure.id, self._settled(verdicts, failure), changes)
         blamed = {v.fault for group in self._verdicts.values() for v in group if v.container is not None} - {None}
         freed, self._blamed = self._blamed - blamed, blamed
         for fault_id in blamed:
@@ -139,6 +218,11 @@ class Diagnostician:
                 fault.severity is not Severity.CONTEXT or fault.xids or fault.scope is Scope.FABRIC
             ):
                 self._put(fault.id, (of_fault(fault),), changes)
+
+    def _settled(self, verdicts: tuple[Verdict, ...], failure: Failure) -> tuple[Verdict, ...]:
+        if failure.facts.keys().isdisjoint(DERIVED):
+            return verdicts
+        return tuple(settle(v, failure.facts, self._images()) for v in verdicts)
 
     def _put(self, key: str, verdicts: tuple[Verdict, ...], changes: Changes) -> None:
         before = {v.id: v for v in self._verdicts.get(key, ())}

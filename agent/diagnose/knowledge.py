@@ -6,13 +6,16 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
 
-from agent.detect.catalogue import NO_BUS, Catalogue, Judgement
 from agent.detect.causes import Alternative
 from agent.detect.redact import redact
+from agent.detect.rules import NO_BUS, FixStep, Rule, render
 from agent.detect.rules import Change as RuleChange
-from agent.detect.rules import FixStep, Rule, render
 from agent.model import Action, Change, Component, Remedy, Signal
+
+if TYPE_CHECKING:
+    from agent.detect.catalogue import Catalogue, Judgement
 
 _PLAIN = re.compile(r"(?!--)[\w.,:/=+@%-]{1,200}\Z")
 """What a captured value must look like to become part of a change: the text of a log is not trusted."""

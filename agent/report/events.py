@@ -46,6 +46,7 @@ class Reason(StrEnum):
     BACKEND_FAILED = "BackendFailed"
     BACKEND_FAILURE_UNDECIDED = "BackendFailureUndecided"
     SLOW_BACKEND_CONFIGURATION = "SlowBackendConfiguration"
+    DRIVER_TOO_OLD_FOR_IMAGE = "DriverTooOldForImage"
     NODE_TAINTED = "NodeTainted"
     NODE_CORDONED = "NodeCordoned"
     DEVICE_TAINTED = "DeviceTainted"
@@ -63,6 +64,7 @@ DEEDS: dict[Reason, str] = {
     Reason.BACKEND_FAILED: "Explain",
     Reason.BACKEND_FAILURE_UNDECIDED: "Explain",
     Reason.SLOW_BACKEND_CONFIGURATION: "Advise",
+    Reason.DRIVER_TOO_OLD_FOR_IMAGE: "Advise",
     Reason.NODE_TAINTED: "Taint",
     Reason.NODE_CORDONED: "Cordon",
     Reason.DEVICE_TAINTED: "Taint",
@@ -186,6 +188,8 @@ def still_advertised_report(fault: Fault, *, node: str, resource: str, now: floa
 def verdict_reason(verdict: Verdict, *, role: Role = Role.CAUSE) -> Reason:
     """The reason under which a verdict is told; `role` is that of the rule that recognised the failure."""
     if role is Role.ADVICE:
+        if verdict.component is Component.DRIVER:
+            return Reason.DRIVER_TOO_OLD_FOR_IMAGE
         return Reason.SLOW_BACKEND_CONFIGURATION
     if verdict.confidence is Confidence.UNDECIDED or verdict.component is Component.UNDECIDED:
         return Reason.BACKEND_FAILURE_UNDECIDED

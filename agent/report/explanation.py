@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 import click
 
 from agent.diagnose.verdicts import name_of, subject_of
 from agent.explain import Explanation
 from agent.model import Action, Evidence, Fault, Verdict
-from agent.respond.remedy import Dressing
+
+if TYPE_CHECKING:
+    from agent.respond.remedy import Dressing
 
 _COLOUR = {Action.NONE: "green", Action.ADVISE: "yellow", Action.TAINT: "red", Action.CORDON: "red"}
 _MEANING = {

@@ -25,7 +25,7 @@ PREFIX = "faultline_"
 OTHER = "other"
 """What a value that is on no list is counted as."""
 
-SOURCES = ("kernel", "logs", "kubelet")
+SOURCES = ("kernel", "logs", "kubelet", "servers")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,8 +30,9 @@ def _measure(root: Path) -> int:
     subprocess.run(["nvcc", "-O1", "-arch=native", "-o", root / "faults", here / "faults.cu"], check=True)
     (root / "pods").mkdir()
     agent = subprocess.Popen(
-        [sys.executable, "-m", "agent", "run", "--node-name", "gpu-test", "--mode", "cordon", "--kubelet-checkpoint", "",
-         "--state-dir", root / "state", "--logs-root", root / "pods", "--http-address", "127.0.0.1"],
+        [sys.executable, "-m", "agent", "run", "--node-name", "gpu-test", "--mode", "cordon",
+         "--kubelet-checkpoint", "", "--state-dir", root / "state", "--logs-root", root / "pods",
+         "--http-address", "127.0.0.1"],
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

@@ -175,7 +175,7 @@ def test_a_faulted_gpu_still_on_offer_is_told() -> None:
 
 def test_every_reason_has_a_deed_and_the_list_is_closed() -> None:
     assert set(DEEDS) == set(Reason)
-    assert len(Reason) == 14
+    assert len(Reason) == 15
 
 
 @given(st.text(max_size=3000), st.text(max_size=2000), st.text(max_size=500))
