@@ -1,4 +1,4 @@
-"""Has SGLang's own argument checks refuse a table of command lines, and keeps what they print; run by hand, see README.md.
+"""Has SGLang's own argument checks refuse a table of command lines, and keeps what they print; see README.md.
 
     python tests/sglang/provoke.py PYTHON     # PYTHON: the interpreter of an environment with the real sglang wheel
 
@@ -100,9 +100,9 @@ ATTEMPTS = (
     Attempt("moe-cutlass-fp8", "sglang/moe-cutlass-quantization",
             "--moe-runner-backend flashinfer_cutlass --quantization fp8", "hybrid"),
     # Parallel layouts.
-    Attempt("world-across-nodes", "sglang/par-tp-divides-nodes", "--tp-size 3 --nnodes 2 --dist-init-addr 10.0.0.1:20000"),
+    Attempt("world-across-nodes", "sglang/par-nnodes", "--tp-size 3 --nnodes 2 --dist-init-addr 10.0.0.1:20000"),
     Attempt("base-gpu-negative", "sglang/par-base-gpu-id", "--base-gpu-id -1"),
-    Attempt("pipeline-speculation", "sglang/par-pp-with-spec",
+    Attempt("pipeline-speculation", "sglang/par-pipeline-overlap",
             "--pp-size 2 --speculative-algorithm NGRAM"),
     Attempt("dp-attention-divides", "sglang/par-dp-divides-tp", "--tp-size 4 --dp-size 3 --enable-dp-attention"),
     Attempt("prefill-radix-cache", "sglang/pd-decode-radix-cache",
@@ -118,7 +118,6 @@ ATTEMPTS = (
     Attempt("tls-ca-alone", "sglang/tls-pair-incomplete", "--ssl-ca-certs /etc/tls/ca.crt"),
     Attempt("tls-file-missing", "sglang/tls-file-missing",
             "--ssl-keyfile /etc/tls/tls.key --ssl-certfile /etc/tls/tls.crt"),
-    Attempt("http2-granian", "sglang/http2-needs-granian", "--enable-http2"),
     Attempt("served-name-colon", "sglang/served-name-colon", "--served-model-name qwen3:32b"),
     Attempt("tokenizer-batching", "sglang/tokenizer-batching-twice",
             "--enable-tokenizer-batch-encode --enable-dynamic-batch-tokenizer"),
@@ -129,17 +128,20 @@ ATTEMPTS = (
     Attempt("modality", "sglang/mm-data-limit-modality", '--limit-mm-data-per-request {"picture":1}'),
     Attempt("gc-threshold", "sglang/gc-threshold-count", "--gc-threshold 1 2 3 4"),
     # Caches.
-    Attempt("hicache-without-radix", "sglang/hicache-with-radix-off", "--enable-hierarchical-cache --disable-radix-cache"),
+    Attempt("hicache-without-radix", "sglang/hicache-with-radix-off",
+            "--enable-hierarchical-cache --disable-radix-cache"),
     Attempt("session-policy", "sglang/session-radix-policy", "--enable-session-radix-cache"),
     Attempt("swa-ratio", "sglang/swa-cache-ratio", "--swa-full-tokens-ratio 1.5"),
-    Attempt("unified-memory-pd", "sglang/unified-memory-combination", "--enable-unified-memory --disaggregation-mode prefill --attention-backend triton"),
+    Attempt("unified-memory-pd", "sglang/unified-memory-combination",
+            "--enable-unified-memory --disaggregation-mode prefill --attention-backend triton"),
     Attempt("prefill-only-embedding", "sglang/prefill-only-without-kv", "--prefill-only-disable-kv-cache"),
     Attempt("hisparse-dense", "sglang/hisparse-requirement", "--enable-hisparse"),
     Attempt("offload-prefill", "sglang/decode-offload-kvcache",
             "--disaggregation-mode prefill --disaggregation-decode-enable-offload-kvcache"),
-    Attempt("chunk-page", "sglang/chunk-page-size", "--chunked-prefill-size 1000 --page-size 64"),
+    Attempt("chunk-page", "sglang/chunk-not-multiple-of-page", "--chunked-prefill-size 1000 --page-size 64"),
     # Scheduling.
-    Attempt("padding-compile", "sglang/graph-padding-with-compile", "--disable-cuda-graph-padding --enable-torch-compile"),
+    Attempt("padding-compile", "sglang/graph-padding-with-compile",
+            "--disable-cuda-graph-padding --enable-torch-compile"),
     Attempt("pdmux-chunks", "sglang/pd-multiplexing-combination", "--enable-pdmux"),
     Attempt("priority-policy", "sglang/priority-needs-policy", "--enable-priority-scheduling --schedule-policy lpm"),
     Attempt("conservativeness", "sglang/conservativeness-negative", "--schedule-conservativeness -1"),
@@ -150,7 +152,7 @@ ATTEMPTS = (
     Attempt("lora-shape", "sglang/lora-shape-unknown", "--enable-lora"),
     Attempt("lora-loaded", "sglang/lora-numbers",
             "--enable-lora --max-lora-rank 16 --lora-target-modules all --max-loras-per-batch 8 --max-loaded-loras 4"),
-    Attempt("lora-all-and-more", "sglang/lora-shape-unknown",
+    Attempt("lora-all-and-more", "sglang/lora-all-alone",
             "--enable-lora --max-lora-rank 16 --lora-target-modules all q_proj"),
     Attempt("lora-speculation", "sglang/lora-with-speculation",
             "--enable-lora --max-lora-rank 16 --lora-target-modules all --speculative-algorithm EAGLE "
@@ -203,7 +205,10 @@ def provoke(python: str, attempts: Iterable[Attempt], into: Path) -> None:
         subprocess.run(command, input=json.dumps(work), text=True, env=environment, check=False)
 
 
-_NOISE = re.compile(r"^(?:.*Warning: .*|\[transformers\] .*|Could not import transformers.*|  warnings?\.warn.*|The image processor .*|`torch_dtype` is .*)$\n?", re.M)
+_NOISE = re.compile(
+    r"^(?:.*Warning: .*|\[transformers\] .*|Could not import transformers.*|  warnings?\.warn.*)$\n?",
+    re.M,
+)
 
 
 def cleaned(text: str, *, into: Path) -> str:

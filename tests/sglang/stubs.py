@@ -18,10 +18,11 @@ from unittest.mock import MagicMock
 
 ABSENT = (
     "torch", "triton", "torchvision", "torchao", "torch_memory_saver", "sgl_kernel", "flashinfer",
-    "flash_attn", "xgrammar", "outlines", "llguidance", "sgl_deep_gemm", "deep_gemm", "tilelang", "quack", "cutlass", "cuda",
-    "compressed_tensors", "gguf", "decord", "av", "soundfile", "timm", "tvm_ffi", "kernels", "pynvml", "uvloop",
-    "modelscope", "mistral_common", "openai", "openai_harmony", "anthropic", "sentencepiece", "tiktoken", "scipy", "blobfile",
-    "datasets", "interegular", "watchfiles", "smg_grpc_servicer", "tokenspeed_mla", "grpc", "zstandard", "easydict",
+    "flash_attn", "xgrammar", "outlines", "llguidance", "sgl_deep_gemm", "deep_gemm", "tilelang", "quack", "cutlass",
+    "cuda", "compressed_tensors", "gguf", "decord", "av", "soundfile", "timm", "tvm_ffi", "kernels", "pynvml", "uvloop",
+    "modelscope", "mistral_common", "openai", "openai_harmony", "anthropic", "sentencepiece", "tiktoken", "scipy",
+    "blobfile", "datasets", "interegular", "watchfiles", "smg_grpc_servicer", "tokenspeed_mla", "grpc", "zstandard",
+    "easydict",
 )  # fmt: skip
 """Packages that need a GPU or are heavy; argument checks only import them."""
 
@@ -76,7 +77,9 @@ class _Stub(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in OTHER_DEVICES:
             raise AttributeError(name)
-        value: Any = _AnyClass(name, (_Made,), {"__module__": self.__name__}) if name[:1].isupper() else _Anything(name=name)
+        value: Any = (
+            _AnyClass(name, (_Made,), {"__module__": self.__name__}) if name[:1].isupper() else _Anything(name=name)
+        )
         setattr(self, name, value)
         return value
 
@@ -95,7 +98,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _settle_transformers() -> None:
-    """Have transformers look for the libraries while they are absent: it remembers, and takes its paths without them."""
+    """Have transformers look for the libraries while they are absent: it remembers, and goes on without them."""
     from transformers.utils import import_utils
 
     # A class whose library is absent raises when touched; registering with it at import must not.
@@ -125,9 +128,8 @@ def install() -> None:
     fake.version.hip = None
     fake.version.musa = None
     import torch.cuda
-    import triton
-
     import torch.library
+    import triton
 
     library: Any = torch.library
     library.Library = _AnyClass("Library", (_Made,), {"m": types.SimpleNamespace(name="sglang")})
