@@ -103,6 +103,7 @@ def explain(
     # Faults first: what a container says is then judged once, whatever the order of the files.
     diagnostician.apply(s for s in signals if s.container is None)
     diagnostician.apply(s for s in signals if s.container is not None)
+    diagnostician.close()
     faults, verdicts = _with_numbers(diagnostician.faults, diagnostician.verdicts, numbered)
     facts = {k: v for s in signals if s.role is Role.CONTEXT and s.container is not None for k, v in s.fields.items()}
     facts = diagnostician.complete(facts)

@@ -102,6 +102,9 @@ class Role(StrEnum):
     """The text itself says what is wrong."""
     SYMPTOM = "symptom"
     """Something failed here; the text does not say why (error 46, an NCCL error)."""
+    UNCLAIMED = "unclaimed"
+    """An exception that no other rule knows. Told only where something else shows that the program ended: a server
+    that goes on serving prints many."""
     ECHO = "echo"
     """The consequence of a failure elsewhere: another process, another rank."""
     CONTEXT = "context"

@@ -85,10 +85,45 @@ def show(rule_id: str, form: str, folders: tuple[Path, ...]) -> None:
 
 @command.command("check")
 @click.argument("folders", nargs=-1, type=click.Path(path_type=Path))
-def check(folders: tuple[Path, ...]) -> None:
+@click.option(
+    "--sglang",
+    "trees",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="An SGLang wheel or unpacked source to hold the rules against; several times for several versions.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "markdown"]),
+    default="text",
+    show_default=True,
+    help="With --sglang: how to print the result.",
+)
+@click.option(
+    "--least",
+    type=click.FloatRange(0, 1),
+    default=0.9,
+    show_default=True,
+    help="With --sglang: the share of argument checks that must have a rule.",
+)
+def check(folders: tuple[Path, ...], trees: tuple[Path, ...], form: str, least: float) -> None:
     """Check rule files: form, expressions, templates and every example. Without FOLDERS the packaged ones.
 
-    Exit status: 0 all right, 1 a rule also matches another's example, 2 a file cannot be used.
+    With --sglang the rules are held against SGLang's own source instead, which is read and never run: where each
+    rule's text stands, which rules are stale (they claim a version that does not print their text), and which
+    argument checks have no rule.
+
+    \b
+    Exit status:
+      0  all right
+      1  a rule also matches another's example; with --sglang: a rule is stale, or too few checks have a rule
+      2  a file, wheel or folder cannot be used
+
+    \b
+    Examples:
+      faultline rules check ./my-rules
+      faultline rules check --sglang sglang-0.5.15.post1-py3-none-any.whl --sglang ./sglang/python
     """
     from agent.detect.clashes import rule_clashes
     from agent.detect.rules import RuleError
@@ -99,6 +134,10 @@ def check(folders: tuple[Path, ...]) -> None:
         book.catalogue.check()
     except RuleError as error:
         raise Unusable(str(error)) from None
+    if trees:
+        from agent.cli.upstream import check_against
+
+        raise SystemExit(check_against(book.rules, trees, form=form, least=least))
     mine = [r for r in book.rules if not folders or any(Path(book.origins[r.id]).is_relative_to(f) for f in folders)]
     clashes = [
         f"{book.origins[c.rule.id]}: {c.rule.id}: its example {c.line[:100]!r} also matches {c.other.id}"

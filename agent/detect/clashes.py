@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from agent.detect.framing import message_of
 from agent.detect.rules import Rule
+from agent.model import Role
 
 
 class Clash(NamedTuple):
@@ -26,10 +27,13 @@ def rule_clashes(rules: Sequence[Rule], *, among: Sequence[Rule] | None = None) 
     """The clashes of the match examples of `rules` with `among` (default: `rules` themselves), in their order.
 
     Only lines that the example's own rule matches count: the other lines of an example are its surroundings. Advice
-    has no text and never clashes. Raises TimeoutError when an expression takes too long on an example.
+    has no text and never clashes; nor does a rule for what no other rule knows. Raises TimeoutError when an expression
+    takes too long on an example.
     """
-    others = [rule for rule in (rules if among is None else among) if rule.literals]
+    others = [r for r in (rules if among is None else among) if r.literals and r.role is not Role.UNCLAIMED]
     for rule in rules:
+        if rule.role is Role.UNCLAIMED:
+            continue
         for line in (line for text in rule.examples.match for line in text.splitlines()):
             message = message_of(line)
             if not rule.literals or rule.capture_fields(message) is None:

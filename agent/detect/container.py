@@ -253,21 +253,19 @@ class ContainerDetector:
         source: str,
         line_number: Callable[[int], int | None],
     ) -> Iterator[Signal]:
-        tried: set[int] = set()
-        for literal in line.literals:
-            for i in self._owners[literal]:
-                if i in tried:
-                    continue
-                tried.add(i)
-                self.figures.hits += 1
-                rule = self.rules[i]
-                try:
-                    fields = rule.capture_fields(framed.message)
-                except TimeoutError:
-                    self.figures.capture_timeouts += 1
-                    continue
-                if fields is None:
-                    continue
+        rules = [self.rules[i] for i in dict.fromkeys(i for literal in line.literals for i in self._owners[literal])]
+        claimed = False
+        for rule in sorted(rules, key=lambda r: r.role is Role.UNCLAIMED):
+            if claimed and rule.role is Role.UNCLAIMED:
+                break
+            self.figures.hits += 1
+            try:
+                fields = rule.capture_fields(framed.message)
+            except TimeoutError:
+                self.figures.capture_timeouts += 1
+                continue
+            if fields is not None:
+                claimed = claimed or rule.role is not Role.CONTEXT
                 yield self._signal(rule, fields, framed, line, state, container, source, line_number)
 
     def _signal(

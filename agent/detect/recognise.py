@@ -185,6 +185,7 @@ def recognise(sample: bytes, name: str) -> Kind:
         return "device-plugin"
     kernel = of("kernel", "bare")
     wrapped = _wholly_wrapped(judged)
+    own_name = name.replace("\\", "/").rsplit("/", 1)[-1]
     if kernel and not wrapped and _CONTAINER_NAME.search(name):
         return "container"
     runs = [run for run in _runs(classes) if _apart(classes, *run)]
@@ -193,11 +194,11 @@ def recognise(sample: bytes, name: str) -> Kind:
     rest = of("other")
     if kernel and kernel >= rest:
         return "kernel"
-    if kernel and kernel * 2 >= rest and _KERNEL_NAME.search(name):
+    if kernel and kernel * 2 >= rest and _KERNEL_NAME.search(own_name):
         return "kernel"
     if runs:
         return "mixed"
-    if of("system") > rest and _KERNEL_NAME.search(name):
+    if of("system") > rest and _KERNEL_NAME.search(own_name):
         return "kernel"
     remaining = [line for line, c in zip(lines, classes, strict=True) if c in ("other", "heading")]
     if any(_DOCUMENT.match(line) for line in remaining):

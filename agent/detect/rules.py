@@ -232,7 +232,7 @@ def _faults_of(rule: Rule, *, thorough: bool) -> Iterable[tuple[list[str | int],
         yield ["literals"], "needs at least one literal, else it can never match"
     if rule.fault is not None and rule.reads == "container":
         yield ["fault"], "only the kernel accuses a GPU: a rule with `fault` must have `reads: kernel`"
-    if rule.role in (Role.CAUSE, Role.SYMPTOM, Role.ADVICE) and not rule.fix and not rule.check:
+    if rule.role in (Role.CAUSE, Role.SYMPTOM, Role.ADVICE, Role.UNCLAIMED) and not rule.fix and not rule.check:
         yield ["id"], "needs `fix` or `check`: an explanation without a next step helps nobody"
     for i, step in enumerate(rule.fix):
         for j, change in enumerate(step.changes):

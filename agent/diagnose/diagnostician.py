@@ -156,8 +156,11 @@ class Diagnostician:
                     material = material or _essence(fault) != _essence(self._known.get(fault.id))
                     self._known[fault.id] = fault
                     changes.faults[fault.id] = fault
-            elif (change := self.log.apply(signal)) is not None:
-                self._take(change, changes)
+            else:
+                if (change := self.log.apply(signal)) is not None:
+                    self._take(change, changes)
+                for change in self.log.ended():
+                    self._take(change, changes)
             if signal.role is Role.CONTEXT and (signal.container is None or signal.container.file):
                 # The kernel's word is the node's; what files handed in together say is held to be of one node.
                 if self._learned(signal.fields, of_node=signal.container is None):
@@ -166,6 +169,14 @@ class Diagnostician:
         if changes or material:
             # A new fault may explain failures that came before it; one more record of a known one does not.
             self._judge(changes, everything=material)
+        return changes
+
+    def close(self) -> Changes:
+        """The logs are at their end: what no rule knows is told too."""
+        changes = Changes()
+        for change in self.log.close():
+            self._take(change, changes)
+        self._judge(changes, everything=False)
         return changes
 
     def learn(self, knowledge: Knowledge) -> Changes:

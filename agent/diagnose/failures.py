@@ -17,7 +17,11 @@ CONTAINER_LIMIT = 2000
 """Containers remembered; the one not heard of for longest goes first."""
 
 FACTS_LIMIT = 128
-_RANK = {Role.CAUSE: 0, Role.SYMPTOM: 1, Role.ECHO: 2, Role.ADVICE: 3}
+UNCLAIMED_LIMIT = 3
+UNCLAIMED_SECONDS = 60.0
+"""An exception that no rule knows belongs to the end of the program when it came this shortly before it."""
+
+_RANK = {Role.CAUSE: 0, Role.SYMPTOM: 1, Role.UNCLAIMED: 2, Role.ECHO: 3, Role.ADVICE: 4}
 
 
 @dataclass(slots=True)
@@ -27,6 +31,8 @@ class _Instance:
     """Id of the failure that this instance is counted under; empty while nothing failed."""
     signals: list[Signal] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
+    unclaimed: list[Signal] = field(default_factory=list)
+    """Exceptions that no rule knows, while nothing shows that the program ended."""
     figures: Signal | None = None
     """How fast it was when last asked; quoted beside advice."""
 
@@ -62,6 +68,7 @@ class FailureLog:
         """
         self._failures: dict[str, Failure] = {}
         self._instances: dict[str, _Instance] = {}
+        self._over: list[_Instance] = []
         self._advice = advice or (lambda _: ())
         self._holds, self._complete, self._figures = holds, complete, figures
 
@@ -94,7 +101,27 @@ class FailureLog:
         instance = self._instance(container)
         if signal.role is Role.CONTEXT:
             return self._learned(signal, instance, container)
+        if signal.role is Role.UNCLAIMED and all(s.role is Role.ADVICE for s in instance.signals):
+            instance.unclaimed = [*instance.unclaimed, signal][-UNCLAIMED_LIMIT:]
+            return None
         return self._failed(signal, instance, container)
+
+    def ended(self) -> list[FailureChange]:
+        """Failures of instances that are over and left nothing but exceptions that no rule knows."""
+        over, self._over = self._over, []
+        return [change for instance in over if (change := self._unclaimed(instance)) is not None]
+
+    def close(self) -> list[FailureChange]:
+        """The same for every instance: the logs are at their end."""
+        self._over += self._instances.values()
+        return self.ended()
+
+    def _unclaimed(self, instance: _Instance) -> FailureChange | None:
+        if not instance.unclaimed or any(s.role is not Role.ADVICE for s in instance.signals):
+            return None
+        signals, instance.unclaimed = instance.unclaimed, []
+        instance.signals += signals
+        return self._told(instance, instance.container, signals=sum(s.count for s in signals))
 
     def forget(self, failure_id: str) -> None:
         self._failures.pop(failure_id, None)
@@ -102,6 +129,8 @@ class FailureLog:
     def _instance(self, container: ContainerRef) -> _Instance:
         known = self._instances.pop(container.key, None)
         if known is None or known.restart != container.restart:
+            if known is not None and known.unclaimed:
+                self._over.append(known)
             known = _Instance(container)
         self._instances[container.key] = known  # last heard of goes last
         if len(self._instances) > CONTAINER_LIMIT:
@@ -171,6 +200,9 @@ class FailureLog:
         ]
 
     def _failed(self, signal: Signal, instance: _Instance, container: ContainerRef) -> FailureChange:
+        if instance.unclaimed and signal.role is not Role.ADVICE:
+            instance.signals += [s for s in instance.unclaimed if _shortly_before(s, signal)]
+            instance.unclaimed = []
         if len(instance.signals) < OTHERS_LIMIT or _RANK[signal.role] < min(_RANK[s.role] for s in instance.signals):
             instance.signals.append(signal)
         return self._told(instance, container, signals=signal.count)
@@ -212,6 +244,12 @@ class FailureLog:
             return ""
         del self._failures[failure_id]
         return failure_id
+
+
+def _shortly_before(earlier: Signal, later: Signal) -> bool:
+    if earlier.time is None or later.time is None:
+        return True
+    return later.time - earlier.time <= UNCLAIMED_SECONDS
 
 
 def _count(known: Failure | None, restart: int) -> int:

@@ -130,17 +130,20 @@ def _said(failure: Failure, about: About, blame: Blame) -> Verdict:
     A report about the node that a person handed in (nvidia-smi) may say more: it is theirs, and only an explanation.
     """
     echo = failure.primary.role is Role.ECHO
+    unclaimed = failure.primary.role is Role.UNCLAIMED
     document = failure.container.document
     times = f" It has failed this way {failure.count} times." if failure.count > 1 else ""
     return replace(
         _base(failure, about, blame),
         gpu=_text_gpu(failure),
-        confidence=Confidence.POSSIBLE if echo else Confidence.CERTAIN,
+        confidence=Confidence.UNDECIDED if unclaimed else Confidence.POSSIBLE if echo else Confidence.CERTAIN,
         action=about.action if document or about.action is Action.NONE else Action.ADVISE,
         why=(
             "Only the consequence of another failure was found in this log; look for the first error of another "
             "process or rank." + times
             if echo
+            else "No rule knows this error; its own words are all that is known." + times
+            if unclaimed
             else "The report that was handed in says so."
             if document
             else "The container's own log says so; no GPU is accused." + times

@@ -169,3 +169,15 @@ def xid(code: int, *, of: GpuRef | None = None, at: float | None = 95.0, severit
     of = of or gpu()
     text = f"NVRM: Xid (PCI:{of.pci}): {code}, pid=77, name=python3, words"
     return kernel(f"xid/{code}", at=at, of=of, severity=severity, recovery=recovery, xid=code, text=text, **hint)
+
+
+UNKNOWN = Rule(
+    id="python/unknown",
+    title="An unknown exception",
+    literals=("Error: ",),
+    examples=Examples(match=("x",)),
+    source="test",
+    role=Role.UNCLAIMED,
+    component=Component.UNDECIDED,
+    check=("Read it.",),
+)

@@ -1,7 +1,7 @@
 from agent.diagnose.advice import Advice
 from agent.diagnose.failures import CONTAINER_LIMIT, FailureLog
 
-from .make import BUSY, DIED, FLAG, SLOW, pod, said, told
+from .make import BUSY, DIED, FLAG, SLOW, UNKNOWN, pod, said, told
 
 
 def test_a_cause_outranks_a_symptom_and_an_echo_whatever_came_first() -> None:
@@ -81,3 +81,47 @@ def test_restored_failures_go_on_counting() -> None:
     later.restore(log.failures)
     change = later.apply(said(FLAG, by=pod(restart=1), at=2))
     assert change is not None and change.failure.restarts == (0, 1)
+
+
+def test_an_unknown_exception_of_a_server_that_goes_on_is_not_told() -> None:
+    log = FailureLog()
+    assert log.apply(said(UNKNOWN, at=1)) is None
+    assert log.ended() == [] and log.failures == ()
+
+
+def test_an_unknown_exception_shortly_before_the_end_is_the_explanation_of_the_end() -> None:
+    log = FailureLog()
+    log.apply(said(UNKNOWN, at=100, text="the words"))
+    change = log.apply(said(DIED, at=101))
+    assert change is not None and change.failure is not None
+    assert change.failure.primary.evidence.text == "the words"
+
+
+def test_an_unknown_exception_long_before_the_end_is_not() -> None:
+    log = FailureLog()
+    log.apply(said(UNKNOWN, at=100))
+    change = log.apply(said(DIED, at=1000))
+    assert change is not None and change.failure is not None
+    assert change.failure.primary.rule == DIED.id
+
+
+def test_a_known_cause_outranks_an_unknown_exception() -> None:
+    log = FailureLog()
+    log.apply(said(UNKNOWN, at=100))
+    change = log.apply(said(FLAG, at=101))
+    assert change is not None and change.failure is not None and change.failure.primary.rule == FLAG.id
+
+
+def test_an_instance_that_came_again_had_ended_on_its_unknown_exception() -> None:
+    log = FailureLog()
+    log.apply(said(UNKNOWN, by=pod(restart=0), at=1))
+    log.apply(told({"a": "b"}, by=pod(restart=1)))
+    (change,) = log.ended()
+    assert change.failure is not None and change.failure.primary.rule == UNKNOWN.id and change.failure.restarts == (0,)
+
+
+def test_at_the_end_of_the_logs_unknown_exceptions_are_told() -> None:
+    log = FailureLog()
+    log.apply(said(UNKNOWN, at=1))
+    assert [c.failure.primary.rule for c in log.close() if c.failure] == [UNKNOWN.id]
+    assert log.close() == []

@@ -12,7 +12,20 @@ from agent.detect.rules import FACTS, Rule, matches, parse_rules, render
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "sglang"
-PACKS = ("argument-checks", "attention", "command-line", "kv-cache", "linear-attention", "moe-quantization")
+PACKS = (
+    "argument-checks-cache",
+    "argument-checks-lora",
+    "argument-checks-models",
+    "argument-checks-moe",
+    "argument-checks-parallelism",
+    "argument-checks-scheduling",
+    "argument-checks-serving",
+    "attention",
+    "command-line",
+    "kv-cache",
+    "linear-attention",
+    "moe-quantization",
+)
 
 
 def load(name: str) -> tuple[Rule, ...]:
