@@ -24,16 +24,20 @@ from agent.report.events import Report, blind_report, node_ref
 from agent.report.http import StatusServer
 from agent.report.reporter import REPORT, Reporter
 from agent.report.status import Readiness, RuleStatus, SourceStatus
-from agent.report.store import Store, decode_all
+from agent.report.store import FAILURE, FAULT, Store, decode_all
 from agent.report.telemetry import Telemetry
 from agent.rulebook import load_rulebook
 from agent.sources.gpus.driver import DriverSource
 from agent.sources.kernel import KernelLogUnavailable, KernelSource, open_kernel_source, read_boot_id
+from agent.sources.kubelet.addresses import PodAddresses
 from agent.sources.kubelet.checkpoint import CheckpointSource
 from agent.sources.logs.follow import LogSource
 from agent.sources.sglang import ServerClient, ServerSource
 
 log = logging.getLogger("faultline")
+
+KEPT = 2000
+"""Failures and event series taken up from an earlier run at most."""
 
 FLUSH_SECONDS = 5.0
 """A position that nothing was found up to is stored this much later at most."""
@@ -77,17 +81,24 @@ class App:
         sink: Callable[[Report], None] | None = None,
         clock: Callable[[], float] = time.time,
         boot_id: str | None = None,
-        address_of: Callable[[ContainerRef], str | None] = lambda _: None,
+        address_of: Callable[[ContainerRef], str | None] | None = None,
     ) -> None:
-        """`address_of` gives the IP address of a container's pod; a server without one is not asked.
+        """`reload` gives the settings anew; `watch` are files whose change asks for that beside SIGHUP.
 
-        `reload` gives the settings anew; `watch` are files whose change asks for that beside SIGHUP."""
+        `address_of` gives the IP address of a container's pod (default: from the kubelet's directory of pods); a server
+        without one is not asked.
+        """
         self.settings, self._reload, self._watch = settings, reload, tuple(watch)
-        self._clock = clock
+        self._clock, self._sink = clock, sink or _log_report
         self.node = settings.node_name or socket.gethostname()
         self._boot_id = boot_id or read_boot_id()
         self.book = load_rulebook([Path(p) for p in settings.rules_dirs])
-        self.store = Store.open(Path(settings.state_dir) if settings.state_dir else None, clock=clock)
+        self.book.catalogue.check()
+        self.store = Store.open(
+            Path(settings.state_dir) if settings.state_dir else None,
+            clock=clock,
+            max_bytes=settings.limits.store_bytes,
+        )
         self._metrics = m.Metrics(CollectorRegistry(), version=__version__, process=True)
         self.reporter = Reporter(
             node=self.node,
@@ -95,7 +106,7 @@ class App:
             settle=settings.correlation.settle_seconds,
             clock=clock,
             role_of=self._role_of,
-            sink=sink or _log_report,
+            sink=self._told,
         )
         self.telemetry = Telemetry(self._metrics, self.reporter, clock=clock)
         self.pipeline = Pipeline(
@@ -111,7 +122,7 @@ class App:
         self._client = ServerClient(timeout=settings.sglang.timeout_seconds)
         self._servers = ServerSource(
             self._client,
-            address_of=address_of,
+            address_of=address_of or (PodAddresses(Path(settings.kubelet.pods)) if settings.kubelet.pods else _nowhere),
             port=settings.sglang.port,
             interval=settings.sglang.metrics_seconds,
             clock=clock,
@@ -130,6 +141,12 @@ class App:
 
     async def run(self, stop: asyncio.Event) -> None:
         """Runs until `stop` is set. Raises ListenError where the port cannot be had."""
+        old = self._clock() - self.settings.limits.retention_seconds
+        for kind in (FAILURE, REPORT):
+            self.store.prune(kind, older_than=old, at_most=KEPT)
+        # An open fault is kept however old it is: nobody has said that it is gone.
+        still = [i for i, f in decode_all(self.store.load().faults, Fault)[0].items() if f.open]
+        self.store.prune(FAULT, older_than=old, keep=still)
         cursor, positions = self.pipeline.restore()
         snapshot = self.store.load()
         reports, _ = decode_all(snapshot.objects.get(REPORT, {}), Report)
@@ -314,12 +331,14 @@ class App:
             try:
                 settings = self._reload() if self._reload else self.settings
                 book = await asyncio.to_thread(load_rulebook, [Path(p) for p in settings.rules_dirs])
+                book.catalogue.check()
             except (RuleError, ValueError) as mistake:
                 self._metrics.add(m.RULES_RELOAD_ERRORS)
                 log.error("reload refused, the rules and settings before it stay in force: %s", mistake)
                 continue
             self.settings = settings
-            self.reporter.mode, self.reporter.settle = settings.mode, settings.correlation.settle_seconds
+            self.reporter.change(mode=settings.mode, settle=settings.correlation.settle_seconds)
+            self.pipeline.diagnostician.window = settings.correlation.window_seconds
             if book.digest != self.book.digest:
                 self.book = book
                 self.pipeline.learn(book)
@@ -340,7 +359,10 @@ class App:
                 for folder in folders:
                     inotify.add_watch(folder, change)
                 async for event in inotify:
-                    if event.name is not None and (event.name.suffix == ".yaml" or event.name.name in names):
+                    # `..data` is what the kubelet swaps when a ConfigMap changes: the files themselves are links.
+                    if event.name is not None and (
+                        event.name.suffix == ".yaml" or event.name.name in {"..data", *names}
+                    ):
                         self.ask_reload()
         except OSError as error:
             log.warning("rule folders are not watched (%s); send SIGHUP after an edit", error.strerror)
@@ -352,6 +374,10 @@ class App:
             mode=self.settings.mode,
             accept_user_records=str(self.settings.kernel.accept_user_records).lower(),
         )
+
+    def _told(self, report: Report) -> None:
+        self._metrics.add(m.EVENTS, reason=report.reason)
+        self._sink(report)
 
     def _role_of(self, rule_id: str) -> Role:
         rule = self.pipeline.diagnostician.knowledge.rules.get(rule_id)
@@ -447,6 +473,10 @@ class App:
         self._metrics.total(m.STORE_ERRORS, self.store.errors)
         self._metrics.set(m.STORE_DURABLE, 1 if self.store.durable else 0)
         self._metrics.set(m.STORE_PENDING, self.store.pending)
+
+
+def _nowhere(_container: ContainerRef) -> None:
+    return None
 
 
 def _log_report(report: Report) -> None:

@@ -169,6 +169,12 @@ class KubeletSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     checkpoint: Annotated[
         str, Meta(description="The kubelet's record of which container holds which device; empty: not read.")
     ] = "/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint"
+    pods: Annotated[
+        str,
+        Meta(
+            description="The kubelet's directory of pods, where each pod's address is found; empty: no server is asked."
+        ),
+    ] = "/var/lib/kubelet/pods"
 
 
 class GpusSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -203,26 +209,11 @@ class CorrelationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         Seconds,
         Meta(description="How long a failure is held back for a kernel record that comes late.", extra=_LIVE),
     ] = 10.0
-    restart_window_seconds: Annotated[
-        Seconds, Meta(description="Within this time a restarted container's same failure is the same one.", extra=_LIVE)
-    ] = 3600.0
 
 
 class LimitsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    line_bytes: Annotated[
-        int, Meta(ge=32 * 1024, le=16 << 20, description="Longest line that is read whole; the rest of it is skipped.")
-    ] = 1 << 20
-    followed_files: Annotated[
-        int, Meta(ge=1, le=100_000, description="Most log files followed at once; the most recent are kept.")
-    ] = 1000
-    faults: Annotated[int, Meta(ge=10, le=100_000, description="Most faults kept; cleared ones go first.")] = 1000
-    verdicts: Annotated[int, Meta(ge=10, le=100_000, description="Most failures and verdicts kept.")] = 1000
-    events: Annotated[int, Meta(ge=10, le=100_000, description="Most event series kept.")] = 1000
-    evidence_lines: Annotated[
-        int, Meta(ge=1, le=100, description="Most lines that one fault or verdict quotes.", extra=_LIVE)
-    ] = 8
     retention_seconds: Annotated[
-        Seconds, Meta(description="How long cleared faults and old verdicts are kept.", extra=_LIVE)
+        Seconds, Meta(description="How long cleared faults, failures and events are kept across restarts.")
     ] = 7 * 86400.0
     store_bytes: Annotated[
         int, Meta(ge=1 << 20, description="Largest size of the state file; beyond it nothing new is kept on disk.")

@@ -140,7 +140,9 @@ def _parsed(base: Path, files: Iterable[tuple[Path, Path, bytes]], *, ordinary: 
 def _files(folder: Path) -> list[Path]:
     if not folder.is_dir():
         raise RuleError(str(folder), "no such folder of rules")
-    return sorted(p for p in folder.rglob("*.yaml") if not any(part.startswith(".") for part in p.parts))
+    return sorted(
+        p for p in folder.rglob("*.yaml") if not any(part.startswith(".") for part in p.relative_to(folder).parts)
+    )
 
 
 def _read(path: Path) -> bytes:

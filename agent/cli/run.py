@@ -38,10 +38,13 @@ def command(file: Path | None, overrides: dict[str, Any]) -> None:
     def read() -> Settings:
         return load_settings(file, environ=os.environ, overrides=overrides).settings
 
-    async def serve() -> None:
+    def in_force() -> Settings:
         settings = read()
         setup_logging(format=settings.log.format, level=settings.log.level)
-        app = App(settings, reload=read, watch=[file] if file else [])
+        return settings
+
+    async def serve() -> None:
+        app = App(in_force(), reload=in_force, watch=[file] if file else [])
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)

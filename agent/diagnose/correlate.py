@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from agent.detect.rules import Rule
-from agent.model import NO_GPU, Allocation, Confidence, Failure, Fault, GpuRef, Scope, Severity
+from agent.model import NO_GPU, Allocation, Confidence, Failure, Fault, GpuRef, Scope, Severity, parse_pci
 
 APPLICATION_SECONDS = 60.0
 """A program's own Xid and its CUDA error are this near to each other at most."""
@@ -62,7 +62,7 @@ def blame(
         if f.severity is Severity.APP and set(f.xids) & set(rule.xids) and _near(f, failure, APPLICATION_SECONDS)
     ]
     named = _named_in_text(failure)
-    devices = set(held.devices) if held is not None else None
+    devices = {_parent(d) for d in held.devices} if held is not None else None
     if kernel_read:
         checked.append(f"kernel log: {_count(accusing)} that would explain this")
     if devices is None and (seen := _seen(failure, accusing)) is not None:
@@ -77,7 +77,8 @@ def blame(
         return _of_accusing(failure, accusing, named=named, devices=devices, checked=checked)
     if program:
         return _of_program(program, named=named, devices=devices, checked=checked)
-    return Blame(checked=tuple(checked), sound=devices is not None and kernel_read)
+    known = devices is not None and all(_comparable(d) for d in devices)
+    return Blame(checked=tuple(checked), sound=known and kernel_read)
 
 
 def _of_accusing(
@@ -89,14 +90,19 @@ def _of_accusing(
         hit = [f for f in gpus if _is(f.gpu, named)]
         if hit:
             return Blame(faults=tuple(hit[:1]), gpu=hit[0].gpu, confidence=Confidence.CERTAIN, checked=tuple(checked))
+        # The text names its GPU, and these are others.
+        gpus = [f for f in gpus if not _differ(f.gpu, named)]
+        if not gpus and not wide:
+            checked.append("the GPU that its text names has no fault on record")
+            return Blame(checked=tuple(checked), sound=True)
     if devices is not None and any(f.gpu.known for f in gpus):
         hit = [f for f in gpus if f.gpu.uuid in devices or f.gpu.pci in devices]
         if hit:
             sure = Confidence.CERTAIN if len(hit) == 1 else Confidence.LIKELY
             only = hit[0].gpu if len(hit) == 1 else NO_GPU
             return Blame(faults=tuple(hit), gpu=only, confidence=sure, checked=tuple(checked))
-        unmapped = [f for f in gpus if f.gpu.uuid is None]
-        gpus = unmapped
+        if all(_comparable(d) for d in devices):
+            gpus = [f for f in gpus if f.gpu.uuid is None]
         if not gpus and not wide:
             checked.append("none of the GPUs that it held has a fault on record")
             return Blame(checked=tuple(checked), sound=True)
@@ -136,6 +142,21 @@ def _seen(failure: Failure, accusing: Sequence[Fault]) -> set[str] | None:
         return listed
     used = failure.facts.get("tp_size", "1")
     return listed if used.isascii() and used.isdigit() and len(listed) >= int(used[:6]) else None
+
+
+def _comparable(device: str) -> bool:
+    """True for an id that says which GPU it is; an index or a MIG id of newer drivers does not."""
+    return device.startswith("GPU-") or parse_pci(device) is not None
+
+
+def _parent(device: str) -> str:
+    """The GPU of an old MIG id, `MIG-GPU-<uuid>/<gi>/<ci>`; any other id as it is."""
+    return device.removeprefix("MIG-").partition("/")[0] if device.startswith("MIG-GPU-") else device
+
+
+def _differ(a: GpuRef, b: GpuRef) -> bool:
+    """True when both are known to be two GPUs; what cannot be compared does not differ."""
+    return (None not in (a.pci, b.pci) and a.pci != b.pci) or (None not in (a.uuid, b.uuid) and a.uuid != b.uuid)
 
 
 def _is(a: GpuRef, b: GpuRef) -> bool:

@@ -54,7 +54,7 @@ class Diagnostician:
         """False while no kernel log can be read: then nothing is concluded from its silence."""
         self.hinted: frozenset[str] = frozenset()
         """Alternatives (`causes/...`) that something else which was read points to."""
-        self._window = window
+        self.window = window
         self.ledger = FaultLedger(lambda signal: self.knowledge.about(signal), boot=boot)
         self.log = FailureLog(
             advice=lambda facts: self._advice(facts),
@@ -203,7 +203,7 @@ class Diagnostician:
                 rule,
                 faults=self.ledger.faults,
                 held=self._allocations.get(_holder(failure.container)),
-                window=self._window,
+                window=self.window,
                 kernel_read=self.kernel_read,
             )
             verdicts = of_failure(failure, rule, found, self.knowledge, hinted=self.hinted)

@@ -16,6 +16,9 @@ OTHERS_LIMIT = 24
 CONTAINER_LIMIT = 2000
 """Containers remembered; the one not heard of for longest goes first."""
 
+FAILURE_LIMIT = 4000
+"""Failures kept; the oldest goes first."""
+
 FACTS_LIMIT = 128
 UNCLAIMED_LIMIT = 3
 UNCLAIMED_SECONDS = 60.0
@@ -231,6 +234,8 @@ class FailureLog:
             others=self._others(instance, primary),
         )
         self._failures[new_id] = failure
+        if len(self._failures) > FAILURE_LIMIT:
+            del self._failures[next(iter(self._failures))]
         return FailureChange(failure, dropped)
 
     def _uncount(self, failure_id: str, restart: int) -> str:

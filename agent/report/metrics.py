@@ -175,7 +175,7 @@ STORE_PENDING = MetricSpec(
     name="faultline_store_pending_changes", kind="gauge", meaning="Changes that wait in memory for the disk."
 )
 EVENTS = MetricSpec(
-    name="faultline_events_total", kind="counter", meaning="Event series begun, by reason.",
+    name="faultline_events_total", kind="counter", meaning="Events told, new series and repeats, by reason.",
     labels=(Label(name="reason", values=tuple(Reason)),),
 )  # fmt: skip
 DETECTION = MetricSpec(

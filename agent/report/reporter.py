@@ -52,6 +52,11 @@ class Reporter:
         self._verdicts = {v.id: v for v in verdicts if any(k.startswith(f"verdict/{v.id}/") for k in series)}
         self.plans = {f.id: self._plan(f) for f in self._faults.values()}
 
+    def change(self, *, mode: Mode, settle: float) -> None:
+        """Takes other settings into force; plans are made anew by them."""
+        self.mode, self.settle = mode, settle
+        self.plans = {f.id: self._plan(f) for f in self._faults.values()}
+
     @property
     def reports(self) -> tuple[Report, ...]:
         return tuple(self._series.values())

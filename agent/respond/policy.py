@@ -18,11 +18,14 @@ _NEEDS: dict[Action, Mode] = {
 }
 
 
-def plan_for(fault: Fault, *, mode: Mode, node: str) -> Plan:
+NOT_CARRIED_OUT = "this version shows its plans and carries none of them out"
+
+
+def plan_for(fault: Fault, *, mode: Mode, node: str, acts: bool = False) -> Plan:
     """The plan for one open fault: what its evidence warrants, cut down to what the mode allows.
 
     Only faults lead to plans: they come from the kernel and the driver, never from a container's text. A plan
-    that the mode does not allow is kept, with `withheld` saying why.
+    that the mode does not allow, or that nobody `acts` on, is kept, with `withheld` saying why.
     """
     action = fault.action if fault.accuses else (Action.ADVISE if fault.action is not Action.NONE else Action.NONE)
     if not fault.open:
@@ -31,6 +34,8 @@ def plan_for(fault: Fault, *, mode: Mode, node: str) -> Plan:
     withheld = ""
     if MODES.index(mode) < MODES.index(_NEEDS[action]):
         withheld = f"mode is {mode}; {action.value} needs mode {_NEEDS[action]}"
+    elif action in (Action.TAINT, Action.CORDON) and not acts:
+        withheld = NOT_CARRIED_OUT
     why = fault.why.rstrip(".") + "."
     if action is Action.TAINT and fault.scope is Scope.GPU:
         why += " New pods must not be given this GPU."

@@ -37,6 +37,10 @@ CASES = [
     ("one fault, allocation unknown", [xid(79, of=G5)], None, G5, "likely", False),
     ("one fault, held", [xid(79, of=G5)], holds(U5), G5, "certain", False),
     ("one fault, another held", [xid(79, of=G5)], holds(U9), None, "undecided", True),
+    ("one fault, a MIG instance of it held", [xid(79, of=G5)], holds(f"MIG-{U5}/3/0"), G5, "certain", False),
+    ("one fault, a MIG id that names no GPU held", [xid(79, of=G5)], holds("MIG-0a1b2c3d"), G5, "likely", False),
+    ("one fault, an index held", [xid(79, of=G5)], holds("nvidia4"), G5, "likely", False),
+    ("nothing on record, a MIG id held", [], holds("MIG-0a1b2c3d"), None, "undecided", False),
     ("one fault among several held", [xid(79, of=G5)], holds(U9, U5), G5, "certain", False),
     ("two faults, allocation unknown", [xid(79, of=G5), xid(95, of=G9)], None, None, "likely", False),
     ("two faults, one held", [xid(79, of=G5), xid(95, of=G9)], holds(U9), G9, "certain", False),
@@ -127,3 +131,16 @@ def test_a_list_shorter_than_the_server_is_wide_clears_nothing_for_a_lost_gpu_is
     failure = failed(told({"visible_gpus": U9, "tp_size": "2"}), said(BUSY))
     got = blame(failure, BUSY, faults=faults(xid(79, of=G5)), held=None, window=120, kernel_read=True)
     assert got.gpu.pci == "0000:5d:00" and not got.sound
+
+
+def test_a_text_that_names_its_gpu_is_not_about_another_one() -> None:
+    named = said(BUSY, gpu=GpuRef(pci=parse_pci("00000000:9B:00.0")))
+    got = blame(failed(named), BUSY, faults=faults(xid(79, of=G5)), held=None, window=120, kernel_read=True)
+    assert not got.faults and not got.gpu.known
+    assert "the GPU that its text names has no fault on record" in got.checked
+
+
+def test_a_name_that_cannot_be_compared_excludes_nothing() -> None:
+    named = said(BUSY, gpu=GpuRef(uuid="GPU-1"))
+    got = blame(failed(named), BUSY, faults=faults(xid(79)), held=None, window=120, kernel_read=True)
+    assert got.gpu.pci == "0000:5d:00" and got.confidence is Confidence.LIKELY

@@ -20,7 +20,7 @@ def fault(
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("action", list(Action))
 def test_a_mode_allows_what_stands_before_it_and_withholds_the_rest(mode: str, action: Action) -> None:
-    plan = plan_for(fault(action), mode=mode, node="n1")  # type: ignore[arg-type]
+    plan = plan_for(fault(action), mode=mode, node="n1", acts=True)  # type: ignore[arg-type]
     needs = {Action.NONE: 0, Action.ADVISE: 0, Action.TAINT: 2, Action.CORDON: 3}[action]
     assert plan.action is action
     assert bool(plan.withheld) is (MODES.index(mode) < needs)  # type: ignore[arg-type]
@@ -41,3 +41,9 @@ def test_the_plan_says_why_and_what_the_taint_says() -> None:
     plan = plan_for(fault(Action.TAINT), mode="taint", node="n1")
     assert plan.target == "node n1" and plan.value == "xid-79" and plan.fault == "fault-1"
     assert plan.why == "Xid 79 is fatal. New pods must not be given this GPU."
+
+
+@pytest.mark.parametrize("action", [Action.TAINT, Action.CORDON])
+def test_what_nobody_carries_out_is_said_to_be_withheld(action: Action) -> None:
+    assert "carries none of them out" in plan_for(fault(action), mode="cordon", node="n1").withheld
+    assert plan_for(fault(Action.ADVISE), mode="cordon", node="n1").withheld == ""

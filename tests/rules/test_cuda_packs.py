@@ -33,7 +33,8 @@ def _causes() -> tuple[Alternative, ...]:
 
 RULES = _rules()
 BY_ID = {rule.id: rule for rule in RULES}
-WHOLE = tuple(r for r in load_rulebook().rules if r.reads != "kernel" and r.role is not Role.ADVICE)
+LEFT_OUT = (Role.ADVICE, Role.UNCLAIMED)
+WHOLE = tuple(r for r in load_rulebook().rules if r.reads != "kernel" and r.role not in LEFT_OUT)
 
 
 def _matching(line: str, *, among: tuple[Rule, ...] = WHOLE) -> dict[str, dict[str, str]]:

@@ -52,7 +52,11 @@ def container_rules() -> tuple[Rule, ...]:
 
 def found_in(line: str) -> list[str]:
     message = message_of(line)
-    return [rule.id for rule in container_rules() if rule.capture_fields(message) is not None]
+    return [
+        rule.id
+        for rule in container_rules()
+        if rule.role is not Role.UNCLAIMED and rule.capture_fields(message) is not None
+    ]
 
 
 def inner_errors() -> list[tuple[str, str]]:
