@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from asyncinotify import Inotify, Mask
@@ -211,7 +212,7 @@ class App:
                 try:
                     async with aclosing(source.records()) as batches:
                         async for batch in batches:
-                            self.pipeline.kernel(batch, source.cursor)
+                            self._take("kernel", partial(self.pipeline.kernel, batch, source.cursor))
                             cursor = source.cursor
                             self._worked()
                             await asyncio.sleep(0)
@@ -251,7 +252,7 @@ class App:
                     if "logs" in self._watched.blind:
                         self._sees("logs")
                     self._allocations()
-                    self.pipeline.chunk(chunk)
+                    self._take("logs", partial(self.pipeline.chunk, chunk))
                     self._worked()
         finally:
             source.close()
@@ -273,6 +274,14 @@ class App:
                     log.info("the server of %s %s; its log has to do", where, answered.info.why)
                 self.pipeline.server(answered)
                 self._worked()
+
+    def _take(self, source: str, work: Callable[[], None]) -> None:
+        """Works on one batch. A mistake of ours in it must not end the agent, nor meet it again after a restart."""
+        try:
+            work()
+        except Exception:
+            self._metrics.add(m.INTERNAL_ERRORS, source=source)
+            log.exception("a batch of %s was given up: a bug, please report it", source)
 
     def _allocations(self) -> None:
         """What containers hold, looked at before their text is judged, at most once a second."""

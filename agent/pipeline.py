@@ -181,8 +181,7 @@ class Pipeline:
 
     def held(self, allocations: Iterable[Allocation]) -> None:
         """What containers hold now."""
-        self.diagnostician.held(allocations)
-        self._commit(self.diagnostician.reconsider(), {})
+        self._commit(self.diagnostician.held(allocations), {})
 
     @property
     def capture_timeouts(self) -> int:
@@ -245,9 +244,13 @@ class Pipeline:
             self._store.commit(
                 positions=waiting | positions,
                 put=put,
-                drop=[(FAILURE, i) for i in changes.dropped if i.startswith("failure-")],
+                drop=[(FAILURE if i.startswith("failure-") else FAULT, i) for i in changes.dropped if _stored(i)],
                 meta=meta,
             )
+
+
+def _stored(name: str) -> bool:
+    return name.startswith(("failure-", "fault-"))
 
 
 @dataclass(slots=True)

@@ -130,7 +130,7 @@ def check(folders: tuple[Path, ...], trees: tuple[Path, ...], form: str, least: 
     from agent.rulebook import load_rulebook
 
     try:
-        book = load_rulebook(folders, thorough=True)
+        book = load_rulebook(folders, thorough=not trees)
         book.catalogue.check()
     except RuleError as error:
         raise Unusable(str(error)) from None

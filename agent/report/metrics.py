@@ -163,6 +163,12 @@ RULES_RELOAD_ERRORS = MetricSpec(
     kind="counter",
     meaning="Reloads refused because of a mistake in a rule file; the rules before it stayed in force.",
 )
+INTERNAL_ERRORS = MetricSpec(
+    name="faultline_internal_errors_total", kind="counter",
+    meaning="Batches that were given up because of a mistake of the agent's own; the agent's log has the traceback. "
+    "Anything above 0 is a bug worth reporting.",
+    labels=(_SOURCE,),
+)  # fmt: skip
 STORE_ERRORS = MetricSpec(
     name="faultline_store_errors_total", kind="counter", meaning="Writes of the durable state that failed."
 )
@@ -188,7 +194,8 @@ DETECTION = MetricSpec(
 METRICS: tuple[MetricSpec, ...] = (
     BUILD, CONFIG, SIGNALS, RULE_SIGNALS, XID_RECORDS, SIGNALS_SUPPRESSED, FAULTS_OPEN, FAULTS_TOTAL, FAILURES,
     VERDICTS, PLANS, PLANS_WITHHELD, SOURCE_LAST_READ, SOURCE_LOST, SOURCE_ERRORS, SOURCE_BLIND, KERNEL_FOREIGN,
-    LOG_BYTES, LOG_FILES, CAPTURE_TIMEOUTS, RULES_LOADED, RULES_RELOAD_ERRORS, STORE_ERRORS, STORE_DURABLE,
+    LOG_BYTES, LOG_FILES, CAPTURE_TIMEOUTS, RULES_LOADED, RULES_RELOAD_ERRORS,
+    INTERNAL_ERRORS, STORE_ERRORS, STORE_DURABLE,
     STORE_PENDING, EVENTS, DETECTION,
 )  # fmt: skip
 

@@ -226,20 +226,23 @@ _ENOUGH = 0.5
 
 
 def _told(rule: Rule, shape: re.Pattern[str], line: str) -> bool:
-    """True when the part of the line that `shape` printed holds one of the rule's literals, or most of it."""
+    """True when the text's own words, not what stood in its holes, make up enough of one of the rule's literals."""
     found = shape.search(line)
     if found is None:
         return False
+    spans = [found.span(i) for i in range(1, shape.groups + 1)]
     for literal in rule.literals:
         at = line.find(literal)
-        if at >= 0 and min(found.end(), at + len(literal)) - max(found.start(), at) >= _ENOUGH * len(literal):
+        end = at + len(literal)
+        own = sum(max(0, min(stop, end) - max(start, at)) for start, stop in spans)
+        if at >= 0 and own >= _ENOUGH * len(literal):
             return True
     return False
 
 
 def _shape(text: Text) -> re.Pattern[str]:
     # A hole at the end runs to the end of the line, else it would hold nothing.
-    return re.compile(".*?".join(re.escape(piece) for piece in text.pieces) + ("" if text.pieces[-1] else ".*"))
+    return re.compile(".*?".join(f"({re.escape(piece)})" for piece in text.pieces) + ("" if text.pieces[-1] else ".*"))
 
 
 def _covered(texts: Survey, rules: Sequence[Rule], known: dict[Text, tuple[str, ...]]) -> Iterator[Covered]:

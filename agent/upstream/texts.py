@@ -102,7 +102,7 @@ def checks_of(tree: ast.Module, source: bytes) -> list[Check]:
     module = _bindings(tree)
     lines = source.split(b"\n")
     return [
-        check if any(check.text.pieces) else replace(check, text=_bare(lines, check.line))
+        check if check.kind != "assert" or check.text.pieces != ("",) else replace(check, text=_bare(lines, check.line))
         for check in sorted(_walk(tree, "", module), key=lambda check: check.line)
     ]
 

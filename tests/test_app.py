@@ -1,0 +1,145 @@
+"""The running agent where something goes wrong: a mistake of its own, rules that change under it, a blind source."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from agent.app import App
+from agent.config import HttpSettings, KernelSettings, KubeletSettings, LogsSettings, SelectSettings, Settings
+from agent.report.events import Reason, Report
+from tests.test_story import until
+
+BUSY = "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+RULE = """schema: 1
+rules:
+- id: my/words
+  title: My own words
+  literals: [the flux capacitor]
+  component: config
+  check: [Look at the flux.]
+  source: mine
+  examples: {match: [the flux capacitor is off]}
+"""
+
+
+def settings(root: Path, **changes: object) -> Settings:
+    (root / "pods").mkdir(exist_ok=True)
+    (root / "kmsg").touch()
+    values: dict[str, object] = {
+        "node_name": "n1",
+        "state_dir": str(root / "state"),
+        "http": HttpSettings(address="127.0.0.1", port=0),
+        "kernel": KernelSettings(path=str(root / "kmsg")),
+        "logs": LogsSettings(root=str(root / "pods")),
+        "kubelet": KubeletSettings(checkpoint="", pods=""),
+        "select": SelectSettings(all=True),
+    }
+    return Settings(**(values | changes))  # type: ignore[arg-type]
+
+
+@asynccontextmanager
+async def running(app: App) -> AsyncIterator[None]:
+    stop = asyncio.Event()
+    task = asyncio.create_task(app.run(stop))
+    await until(lambda: app.started.is_set() or task.done(), what="started")
+    try:
+        yield
+    finally:
+        stop.set()
+        await asyncio.wait_for(task, 5)
+
+
+def write(root: Path, text: str, *, pod: str = "p") -> None:
+    folder = root / "pods" / f"ns_{pod}_0c6f1a52-0000-0000-0000-000000000001" / "sglang"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "0.log").open("a") as log:
+        log.write(f"2026-11-30T20:00:00.000000000Z stderr F {text}\n")
+
+
+def record(root: Path, seq: int, text: str) -> None:
+    with (root / "kmsg").open("a") as feed:
+        feed.write(f"4,{seq},{seq},-;{text}\n")
+
+
+async def test_a_mistake_of_ours_in_one_batch_does_not_end_the_agent(tmp_path: Path) -> None:
+    app = App(settings(tmp_path), sink=lambda _: None)
+    inner = app.pipeline.chunk
+    seen = 0
+
+    def stumbling(chunk) -> None:  # type: ignore[no-untyped-def]
+        nonlocal seen
+        seen += 1
+        if seen == 1:
+            raise RuntimeError("a bug")
+        inner(chunk)
+
+    app.pipeline.chunk = stumbling  # type: ignore[method-assign]
+    async with running(app):
+        write(tmp_path, "first")
+        await until(lambda: seen == 1, what="the bug is met")
+        write(tmp_path, BUSY)
+        await until(lambda: bool(app.failures()), what="the next batch is read")
+        assert app.samples()['faultline_internal_errors_total{source="logs"}'] == 1
+
+
+async def test_a_rule_that_is_added_explains_and_a_bad_one_is_refused_and_counted(tmp_path: Path) -> None:
+    rules = tmp_path / "rules"
+    rules.mkdir()
+    (rules / "mine.yaml").write_text(RULE)
+    chosen = settings(tmp_path, rules_dirs=(str(rules),))
+    app = App(chosen, reload=lambda: chosen, sink=lambda _: None)
+    async with running(app):
+        await until(lambda: any(r.id == "my/words" for r in app.rules()), what="the rule is in force")
+        (rules / "mine.yaml").write_text(RULE.replace("title:", "titel:"))
+        refused = "faultline_rules_reload_errors_total"
+        await until(lambda: app.samples()[refused] >= 1, what="the bad file is refused")
+        assert any(r.id == "my/words" for r in app.rules())
+        (rules / "mine.yaml").write_text(RULE.replace("my/words", "my/other-words"))
+        await until(lambda: any(r.id == "my/other-words" for r in app.rules()), what="the good file is taken")
+        write(tmp_path, "the flux capacitor is off")
+        await until(lambda: any(v.rule == "my/other-words" for v in app.verdicts()), what="it explains")
+
+
+async def test_a_kernel_log_that_cannot_be_read_is_told_and_everything_else_goes_on(tmp_path: Path) -> None:
+    told: list[Report] = []
+    app = App(settings(tmp_path, kernel=KernelSettings(path=str(tmp_path / "none"))), sink=told.append)
+    async with running(app):
+        write(tmp_path, BUSY)
+        await until(lambda: bool(app.failures()), what="the container log is read")
+        assert [r.reason for r in told] == [Reason.SOURCE_BLIND]
+        assert not app.readiness().ready and "kernel" in app.readiness().reasons[0]
+        assert any("kernel log: not given" in line for v in app.verdicts() for line in v.checked)
+
+
+async def test_a_folder_of_logs_that_appears_later_is_read(tmp_path: Path) -> None:
+    app = App(
+        settings(tmp_path, logs=LogsSettings(root=str(tmp_path / "late"), poll_interval=0.1)), sink=lambda _: None
+    )
+    async with running(app):
+        assert not app.readiness().ready
+        (tmp_path / "pods").rename(tmp_path / "late")
+        folder = tmp_path / "late" / "ns_p_0c6f1a52-0000-0000-0000-000000000001" / "sglang"
+        folder.mkdir(parents=True)
+        (folder / "0.log").write_text(f"2026-11-30T20:00:00Z stderr F {BUSY}\n")
+        await until(lambda: bool(app.failures()), what="it is read")
+        assert app.readiness().ready or "kernel" in app.readiness().reasons[0]
+
+
+async def test_a_changed_mode_makes_the_plans_anew(tmp_path: Path) -> None:
+    modes = iter(["taint", "cordon"])
+    app = App(settings(tmp_path), reload=lambda: settings(tmp_path, mode=next(modes)), sink=lambda _: None)
+    async with running(app):
+        record(tmp_path, 1, "NVRM: Xid (PCI:0000:5d:00): 79, GPU has fallen off the bus.")
+        await until(lambda: bool(app.plans()), what="a plan is made")
+        assert "mode is observe" in app.plans()[0].withheld
+        app.ask_reload()
+        await until(lambda: "mode is taint" in app.plans()[0].withheld, what="planned by the new mode")
+
+
+async def test_events_told_are_counted_by_reason(tmp_path: Path) -> None:
+    app = App(settings(tmp_path), sink=lambda _: None)
+    async with running(app):
+        record(tmp_path, 1, "NVRM: Xid (PCI:0000:5d:00): 79, GPU has fallen off the bus.")
+        await until(lambda: bool(app.events()), what="told")
+        assert app.samples()['faultline_events_total{reason="GpuFault"}'] == 1
