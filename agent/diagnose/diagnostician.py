@@ -9,7 +9,7 @@ from agent.diagnose.advice import Advice
 from agent.diagnose.correlate import blame
 from agent.diagnose.failures import FailureChange, FailureLog
 from agent.diagnose.faults import FaultLedger
-from agent.diagnose.image import DERIVED, IMAGE_FACTS, NODE_FACTS, ImageTable, derived, settle
+from agent.diagnose.image import DERIVED, IMAGE_FACTS, NODE_FACTS, NODE_TEXT, ImageTable, derived, settle
 from agent.diagnose.knowledge import Knowledge
 from agent.diagnose.verdicts import of_failure, of_fault
 from agent.model import Allocation, ContainerRef, Evidence, Failure, Fault, Role, Scope, Severity, Signal, Verdict
@@ -115,7 +115,7 @@ class Diagnostician:
     def complete(self, facts: Mapping[str, str]) -> dict[str, str]:
         """Facts of one container, with those of its node and with what follows from both."""
         known = {k: v for k, v in self._shared.items() if v is not None}
-        if facts and facts.keys() <= NODE_FACTS:
+        if facts and facts.keys() <= NODE_TEXT:
             known = {}  # a text about the node alone: no image of another text's is its own
         known |= {k: v for k, v in facts.items() if k not in DERIVED}
         known |= self._node
