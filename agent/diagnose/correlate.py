@@ -7,7 +7,7 @@ GPU remains, none is named.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from agent.detect.rules import Rule
@@ -68,16 +68,22 @@ def blame(
     devices = {_parent(d) for d in held.devices} if held is not None else None
     if kernel_read:
         checked.append(f"kernel log: {_count(accusing)} that would explain this")
-    if devices is None and (seen := _seen(failure, accusing)) is not None:
+    seen = _seen(failure, accusing) if devices is None else None
+    listed = seen is not None
+    if seen is not None:
         devices = seen
-        checked.append("GPUs that its own log lists: " + ", ".join(sorted(devices)))
+        checked.append("GPUs that its own log lists: " + ", ".join(sorted(seen)))
     elif devices is not None:
         checked.append("GPUs held by the container: " + ", ".join(sorted(devices)))
     else:
         checked.append("GPUs held by the container: not known")
 
     if accusing:
-        return _of_accusing(accusing, named=named, devices=devices, checked=checked, kernel_read=kernel_read)
+        found = _of_accusing(accusing, named=named, devices=devices, checked=checked, kernel_read=kernel_read)
+        # A list in the container's own log is a tenant's word: it can point, it cannot prove.
+        if listed and found.by == "held":
+            return replace(found, confidence=Confidence.LIKELY, by="named")
+        return found
     if program:
         return _of_program(program, named=named, devices=devices, checked=checked)
     known = devices is not None and all(_comparable(d) for d in devices)

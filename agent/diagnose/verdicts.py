@@ -193,7 +193,8 @@ def _blaming(failure: Failure, about: About, blame: Blame) -> Verdict:
         action=strongest(*(f.action for f in open_faults)) if open_faults else Action.ADVISE,
         gpu=gpu,
         xids=xids,
-        why=f"{_blame_sentence(blame)} This is not a fault of the backend or of its flags.",
+        why=_blame_sentence(blame)
+        + (" This is not a fault of the backend or of its flags." if blame.confidence is Confidence.CERTAIN else ""),
         fix=first.fix,
         remedies=(),
         evidence=evidence,
