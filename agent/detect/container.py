@@ -102,6 +102,7 @@ class ContainerDetector:
         self._owners = [tuple(ids) for ids in owners.values()]
         self._marks = len(owners)
         self._extras = self._marks + len(_PARTIAL_MARKS)
+        anchors = (*anchors, *_PARTIAL_MARKS) if anchors else ()
         self._index = LiteralIndex((*owners, *_PARTIAL_MARKS, *extras), anchors=anchors)
         self.figures = DetectorFigures()
 

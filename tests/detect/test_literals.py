@@ -37,7 +37,7 @@ def test_no_anchor_is_a_fragment_of_ordinary_text() -> None:
 
 def test_a_literal_of_nothing_but_ordinary_fragments_is_still_found() -> None:
     texts = [*MANY, b"an ordinary line"]
-    index = LiteralIndex(texts, anchors=ANCHORS)
+    index = LiteralIndex(texts, anchors=choose_anchors(texts, ordinary=b"an ordinary line\n"))
     assert index.scan(b"this is an ordinary line indeed")[0] == [(300, 24)]
 
 
