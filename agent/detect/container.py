@@ -158,6 +158,10 @@ class ContainerDetector:
         """Where this detector's texts are in a block: see `LiteralIndex.scan`."""
         return self._index.scan(block, limit=self._limit)
 
+    def prepare(self) -> None:
+        """Makes now what the first hit would need."""
+        self._index.prepare()
+
     @property
     def longest(self) -> int:
         """Bytes of the longest text that is searched for."""

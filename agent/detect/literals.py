@@ -21,8 +21,11 @@ BLOCK = 1 << 20
 HIT_LIMIT = 256
 """Hits of one block beyond which it is sampled: a hostile log must not buy itself the agent's time."""
 
-ANCHOR = 8
-"""Bytes of an anchor: what the automaton compares at once."""
+ANCHOR = 4
+"""Bytes of an anchor. Eight are as fast to search for, but make three times as many, ten times as slow to compile."""
+
+ANCHOR_LIMIT = 512
+"""Anchors in one block beyond which it is searched for the texts at once: a log of another kind, full of fragments."""
 
 FEW = 128
 """Texts up to this number are searched for directly."""
@@ -76,6 +79,10 @@ class LiteralIndex:
         # Most logs have no anchor at all: then this is never made.
         return _compile(self._literals)
 
+    def prepare(self) -> None:
+        """Makes now what the first hit would need: a running agent does not want to wait for it then."""
+        _ = self._exact
+
     def __len__(self) -> int:
         return len(self._literals)
 
@@ -102,7 +109,8 @@ class LiteralIndex:
     def _around_anchors(self, block: bytes | memoryview, hits: list[tuple[int, int]], limit: int) -> bool:
         """Searches the surroundings of each anchor; True when there is too much to look at all of it."""
         found: list[tuple[int, int]] = []
-        full = _search(self._anchors, block, 0, found, 4 * limit)
+        if _search(self._anchors, block, 0, found, ANCHOR_LIMIT):
+            return _search(self._exact, block, 0, hits, limit)
         view = memoryview(block)
         low = high = 0
         for _, end in [*found, (0, len(block) + 2 * self.longest)]:
@@ -111,7 +119,7 @@ class LiteralIndex:
                     return True
                 low = max(end - self.longest, 0)
             high = min(end + self.longest, len(block))
-        return full
+        return False
 
 
 def _compile(literals: Sequence[bytes], flags: int = 0) -> Any:

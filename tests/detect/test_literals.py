@@ -57,3 +57,11 @@ def test_the_sample_of_a_hostile_block_holds_every_literal_that_occurs() -> None
 
 def test_the_limit_is_what_the_agent_can_afford() -> None:
     assert literals.HIT_LIMIT <= 1000
+
+
+def test_a_block_full_of_anchors_is_searched_whole_and_not_sampled() -> None:
+    index = LiteralIndex(MANY, anchors=ANCHORS)
+    fragment = next(a for a in ANCHORS if a not in (MANY[3],))
+    block = (fragment + b"-") * 2000 + MANY[3] + b"\n" + MANY[3]
+    hits, sampled = index.scan(block)
+    assert not sampled and [i for i, _ in hits] == [3, 3]
