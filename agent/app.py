@@ -27,7 +27,7 @@ from agent.report.reporter import REPORT, Reporter
 from agent.report.status import Readiness, RuleStatus, SourceStatus
 from agent.report.store import FAILURE, FAULT, Store, decode_all
 from agent.report.telemetry import Telemetry
-from agent.rulebook import load_rulebook
+from agent.rulebook import Rulebook, load_rulebook
 from agent.sources.gpus.driver import DriverSource
 from agent.sources.kernel import KernelLogUnavailable, KernelSource, open_kernel_source, read_boot_id
 from agent.sources.kubelet.addresses import PodAddresses
@@ -93,8 +93,7 @@ class App:
         self._clock, self._sink = clock, sink or _log_report
         self.node = settings.node_name or socket.gethostname()
         self._boot_id = boot_id or read_boot_id()
-        self.book = load_rulebook([Path(p) for p in settings.rules_dirs])
-        self.book.catalogue.check()
+        self.book = _checked_rulebook(settings)
         self.store = Store.open(
             Path(settings.state_dir) if settings.state_dir else None,
             clock=clock,
@@ -339,9 +338,8 @@ class App:
             self._reload_asked.clear()
             try:
                 settings = self._reload() if self._reload else self.settings
-                book = await asyncio.to_thread(load_rulebook, [Path(p) for p in settings.rules_dirs])
-                book.catalogue.check()
-            except (RuleError, ValueError) as mistake:
+                book = await asyncio.to_thread(_checked_rulebook, settings)
+            except (RuleError, ValueError, OSError) as mistake:
                 self._metrics.add(m.RULES_RELOAD_ERRORS)
                 log.error("reload refused, the rules and settings before it stay in force: %s", mistake)
                 continue
@@ -482,6 +480,13 @@ class App:
         self._metrics.total(m.STORE_ERRORS, self.store.errors)
         self._metrics.set(m.STORE_DURABLE, 1 if self.store.durable else 0)
         self._metrics.set(m.STORE_PENDING, self.store.pending)
+
+
+def _checked_rulebook(settings: Settings) -> Rulebook:
+    """The rules in force, with nothing left to be read later. Raises RuleError."""
+    book = load_rulebook([Path(p) for p in settings.rules_dirs])
+    book.check_tables()
+    return book
 
 
 def _nowhere(_container: ContainerRef) -> None:

@@ -5,9 +5,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from agent.app import App
 from agent.config import HttpSettings, KernelSettings, KubeletSettings, LogsSettings, SelectSettings, Settings
+from agent.detect.rules import RuleError
 from agent.report.events import Reason, Report
+from agent.report.store import Store
+from agent.rulebook import load_rulebook
 from tests.test_story import until
 
 BUSY = "torch.AcceleratorError: CUDA error: CUDA-capable device(s) is/are busy or unavailable"
@@ -143,3 +148,63 @@ async def test_events_told_are_counted_by_reason(tmp_path: Path) -> None:
         record(tmp_path, 1, "NVRM: Xid (PCI:0000:5d:00): 79, GPU has fallen off the bus.")
         await until(lambda: bool(app.events()), what="told")
         assert app.samples()['faultline_events_total{reason="GpuFault"}'] == 1
+
+
+async def test_a_rule_folder_that_may_no_longer_be_entered_is_a_refused_reload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rules = tmp_path / "rules"
+    rules.mkdir()
+    chosen = settings(tmp_path, rules_dirs=(str(rules),))
+    app = App(chosen, reload=lambda: chosen, sink=lambda _: None)
+    whole = Path.is_dir
+
+    def is_dir(path: Path) -> bool:
+        if path == rules:
+            raise PermissionError(13, "Permission denied", str(path))
+        return whole(path)
+
+    async with running(app):
+        monkeypatch.setattr(Path, "is_dir", is_dir)
+        app.ask_reload()
+        await until(lambda: app.samples()["faultline_rules_reload_errors_total"] == 1, what="refused")
+        monkeypatch.undo()
+        with pytest.raises(RuleError, match="no such folder"):
+            load_rulebook([tmp_path / "none"])
+
+
+async def test_the_tables_are_read_when_the_agent_starts_and_not_while_it_judges(tmp_path: Path) -> None:
+    table = tmp_path / "rules" / "image" / "cuda-driver.yaml"
+    table.parent.mkdir(parents=True)
+    table.write_bytes(load_rulebook().image_file.read_bytes())
+    chosen = settings(tmp_path, rules_dirs=(str(tmp_path / "rules"),))
+    app = App(chosen, sink=lambda _: None)
+    table.write_text("no table any more")
+    assert app.book.images
+    app.store.close()
+    with pytest.raises(RuleError):
+        App(chosen, sink=lambda _: None)
+
+
+def test_a_table_that_is_swapped_between_two_looks_is_found_before_the_book_is_taken(tmp_path: Path) -> None:
+    table = tmp_path / "rules" / "image" / "cuda-driver.yaml"
+    table.parent.mkdir(parents=True)
+    table.write_bytes(load_rulebook().image_file.read_bytes())
+    book = load_rulebook([tmp_path / "rules"])
+    table.unlink()
+    with pytest.raises(RuleError, match="cannot be read"):
+        book.check_tables()
+
+
+async def test_stored_rows_of_another_shape_are_passed_over_and_told(tmp_path: Path) -> None:
+    chosen = settings(tmp_path)
+    with Store.open(Path(chosen.state_dir)) as store:
+        store.commit(
+            positions={"kernel": b"[1]", "log:a": b"{", "log:b": b"3", "log:c": b'{"dev": -1}'},
+            meta={"kernel-detector/boot": b"7"},
+        )
+    app = App(chosen, sink=lambda _: None, boot_id="boot")
+    assert app.pipeline.restore() == (None, {})
+    assert len(app.store.notices) == 4
+    async with running(app):
+        pass
