@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from asyncinotify import Inotify, Mask
+from asyncinotify import Inotify, Mask, Watch
 from prometheus_client import CollectorRegistry
 
 from agent import __version__
@@ -155,6 +156,11 @@ class App:
         """Set once the port is listened on."""
         self._wake = asyncio.Event()
         self._reload_asked = asyncio.Event()
+        self._rules_dirs = settings.rules_dirs
+        """The folders that were asked for last, also by a reload that was refused."""
+        self._inotify: Inotify | None = None
+        self._watches: dict[int, Watch] = {}
+        self._folder_names: set[str] = set()
         self._flush_at: asyncio.TimerHandle | None = None
         self._allocations_at = float("-inf")
         self._server = StatusServer(self, address=settings.http.address, port=settings.http.port)
@@ -377,6 +383,8 @@ class App:
             self._reload_asked.clear()
             try:
                 settings = self._reload() if self._reload else self.settings
+                self._rules_dirs = settings.rules_dirs
+                self._watch_again()  # before the files are read: a change after that is then seen
                 book = await asyncio.to_thread(_checked_rulebook, settings)
             except (RuleError, ValueError, OSError) as mistake:
                 self._metrics.add(m.RULES_RELOAD_ERRORS)
@@ -396,23 +404,42 @@ class App:
 
     async def _watch_files(self) -> None:
         """Asks for a reload when a rule folder or a settings file changes. Without inotify SIGHUP remains."""
-        folders = {Path(p) for p in self.settings.rules_dirs} | {p.parent for p in self._watch}
-        names = {p.name for p in self._watch}
-        if not folders:
-            return
-        change = Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.CREATE
+        names = {"..data", *(p.name for p in self._watch)}
         try:
             with Inotify() as inotify:
-                for folder in folders:
-                    inotify.add_watch(folder, change)
+                self._inotify = inotify
+                self._watch_again()
                 async for event in inotify:
                     # `..data` is what the kubelet swaps when a ConfigMap changes: the files themselves are links.
-                    if event.name is not None and (
-                        event.name.suffix == ".yaml" or event.name.name in {"..data", *names}
+                    if (name := event.name) is not None and (
+                        name.suffix == ".yaml" or name.name in names or name.name in self._folder_names
                     ):
                         self.ask_reload()
         except OSError as error:
             log.warning("rule folders are not watched (%s); send SIGHUP after an edit", error.strerror)
+        finally:
+            self._inotify = None
+
+    def _watch_again(self) -> None:
+        """Watches each folder of rules or settings and the nearest one above it, which shows that it comes or goes."""
+        if self._inotify is None:
+            return
+        folders = {Path(p).absolute() for p in self._rules_dirs} | {p.absolute().parent for p in self._watch}
+        self._folder_names = {part for folder in folders for part in folder.parts}
+        wanted: set[Path] = set()
+        for folder in folders:
+            wanted.update(p for p in (folder, next(filter(os.path.isdir, folder.parents))) if os.path.isdir(p))
+        change = Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.CREATE
+        before, self._watches = self._watches, {}
+        for path in wanted:
+            try:
+                watch = self._inotify.add_watch(path, change)
+                self._watches[watch.wd] = watch
+            except OSError as error:
+                log.warning("%s is not watched (%s); send SIGHUP after an edit", path, error.strerror)
+        for wd in before.keys() - self._watches.keys():
+            with suppress(OSError):  # gone with its folder
+                self._inotify.rm_watch(before[wd])
 
     def _in_force(self) -> None:
         self.telemetry.rules_in_force(self.book.rules, (e.code for e in self.book.catalogue))
