@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from asyncinotify import Inotify, Mask
+from asyncinotify import Inotify, Mask, Watch
 from prometheus_client import CollectorRegistry
 
 from agent import __version__
 from agent.config import Choice, Settings
 from agent.detect.rules import RuleError
 from agent.model import ContainerRef, Fault, Plan, Role, Verdict
-from agent.pipeline import Pipeline
+from agent.pipeline import DETECTOR, KERNEL, LOGS, Pipeline
 from agent.report import metrics as m
 from agent.report.events import Report, blind_report, node_ref
 from agent.report.http import StatusServer
@@ -27,12 +29,13 @@ from agent.report.reporter import REPORT, Reporter
 from agent.report.status import Readiness, RuleStatus, SourceStatus
 from agent.report.store import FAILURE, FAULT, Store, decode_all
 from agent.report.telemetry import Telemetry
-from agent.rulebook import load_rulebook
+from agent.rulebook import Rulebook, load_rulebook
 from agent.sources.gpus.driver import DriverSource
 from agent.sources.kernel import KernelLogUnavailable, KernelSource, open_kernel_source, read_boot_id
 from agent.sources.kubelet.addresses import PodAddresses
 from agent.sources.kubelet.checkpoint import CheckpointSource
 from agent.sources.logs.follow import LogSource
+from agent.sources.logs.present import present
 from agent.sources.sglang import ServerClient, ServerSource
 
 log = logging.getLogger("faultline")
@@ -46,6 +49,11 @@ FLUSH_SECONDS = 5.0
 RETRY_SECONDS = 30.0
 CATCH_UP_SECONDS = 1.0
 """A kernel log that gave nothing for this long after it was opened has been read to its end."""
+
+LOGS_CURE = (
+    "Mount the node's /var/log/pods read-only (and what its links lead to) for a user who may read it, "
+    "or set logs.root to the kubelet's podLogsDir"
+)
 
 ALLOCATION_SECONDS = 1.0
 RELOAD_QUIET_SECONDS = 0.25
@@ -68,6 +76,18 @@ class _Watched:
     allocations: CheckpointSource | None = None
     blind: dict[str, _Blindness] = field(default_factory=dict)
     read_once: set[str] = field(default_factory=set)
+    kernel_before: Counter[str] = field(default_factory=Counter)
+    """What earlier kernel sources of this run counted: one that is opened again begins at 0."""
+
+    def take_kernel(self, source: KernelSource) -> None:
+        self.kernel_before = self.kernel_counts()
+        self.kernel = source
+
+    def kernel_counts(self) -> Counter[str]:
+        counts = Counter(self.kernel_before)
+        if (kernel := self.kernel) is not None:
+            counts.update(lost=kernel.lost, errors=kernel.errors + kernel.malformed, foreign=kernel.foreign)
+        return counts
 
 
 class App:
@@ -83,18 +103,19 @@ class App:
         clock: Callable[[], float] = time.time,
         boot_id: str | None = None,
         address_of: Callable[[ContainerRef], str | None] | None = None,
+        applied: Callable[[Settings], None] = lambda _: None,
     ) -> None:
         """`reload` gives the settings anew; `watch` are files whose change asks for that beside SIGHUP.
 
         `address_of` gives the IP address of a container's pod (default: from the kubelet's directory of pods); a server
-        without one is not asked.
+        without one is not asked. `applied` is told the settings of each reload that was accepted.
         """
+        self._applied = applied
         self.settings, self._reload, self._watch = settings, reload, tuple(watch)
         self._clock, self._sink = clock, sink or _log_report
         self.node = settings.node_name or socket.gethostname()
         self._boot_id = boot_id or read_boot_id()
-        self.book = load_rulebook([Path(p) for p in settings.rules_dirs])
-        self.book.catalogue.check()
+        self.book = _checked_rulebook(settings)
         self.store = Store.open(
             Path(settings.state_dir) if settings.state_dir else None,
             clock=clock,
@@ -129,10 +150,17 @@ class App:
             clock=clock,
         )
         self._watched = _Watched()
+        if checkpoint := settings.kubelet.checkpoint:
+            self._watched.allocations = CheckpointSource(Path(checkpoint))
         self.started = asyncio.Event()
         """Set once the port is listened on."""
         self._wake = asyncio.Event()
         self._reload_asked = asyncio.Event()
+        self._rules_dirs = settings.rules_dirs
+        """The folders that were asked for last, also by a reload that was refused."""
+        self._inotify: Inotify | None = None
+        self._watches: dict[int, Watch] = {}
+        self._folder_names: set[str] = set()
         self._flush_at: asyncio.TimerHandle | None = None
         self._allocations_at = float("-inf")
         self._server = StatusServer(self, address=settings.http.address, port=settings.http.port)
@@ -148,6 +176,13 @@ class App:
         # An open fault is kept however old it is: nobody has said that it is gone.
         still = [i for i, f in decode_all(self.store.load().faults, Fault)[0].items() if f.open]
         self.store.prune(FAULT, older_than=old, keep=still)
+        if (there := present(Path(self.settings.logs.root))) is not None:
+            # A quiet container keeps its place however long it says nothing.
+            self.store.prune_positions(older_than=old, keep={KERNEL, *(LOGS + key for key in there)})
+        self.store.prune_meta(f"{DETECTOR}/", keep={f"{DETECTOR}/{self._boot_id}"})
+        if (source := self._watched.allocations) is not None and (held := source.read(now=self._clock())) is not None:
+            # First, so that what is restored is judged with them; nothing of it is stored yet.
+            self.pipeline.diagnostician.held(held)
         cursor, positions = self.pipeline.restore()
         snapshot = self.store.load()
         reports, _ = decode_all(snapshot.objects.get(REPORT, {}), Report)
@@ -206,13 +241,19 @@ class App:
                     interval=settings.interval,
                     accept_user_records=settings.accept_user_records,
                 )
-                self._watched.kernel = source
+                self._watched.take_kernel(source)
                 self._sees("kernel")
-                caught_up = asyncio.get_running_loop().call_later(CATCH_UP_SECONDS, self.pipeline.kernel_readable, True)
+                opened, loop = self._clock(), asyncio.get_running_loop()
+                caught_up = loop.call_later(CATCH_UP_SECONDS, self.pipeline.kernel_readable, True)
                 try:
                     async with aclosing(source.records()) as batches:
                         async for batch in batches:
                             self._take("kernel", partial(self.pipeline.kernel, batch, source.cursor))
+                            caught_up.cancel()
+                            if batch[-1].time >= opened:  # news: a log that is never silent has been caught up with
+                                self.pipeline.kernel_readable(True)
+                            else:
+                                caught_up = loop.call_later(CATCH_UP_SECONDS, self.pipeline.kernel_readable, True)
                             cursor = source.cursor
                             self._worked()
                             await asyncio.sleep(0)
@@ -227,8 +268,6 @@ class App:
 
     async def _follow_logs(self, positions: object) -> None:
         settings = self.settings.logs
-        if settings_checkpoint := self.settings.kubelet.checkpoint:
-            self._watched.allocations = CheckpointSource(Path(settings_checkpoint))
         source = LogSource(
             Path(settings.root),
             select=lambda c: self.settings.select.choose(c) is not Choice.IGNORE,
@@ -238,24 +277,29 @@ class App:
             poll=settings.poll_interval,
         )
         self._watched.logs = source
-        if Path(settings.root).is_dir():
-            self._sees("logs")
-        else:
-            self._is_blind(
-                "logs",
-                f"{settings.root} is not there",
-                "Mount the node's /var/log/pods read-only, or set logs.root to the kubelet's podLogsDir",
-            )
+        self._look_at_logs()
         try:
             async with aclosing(source.chunks()) as chunks:
                 async for chunk in chunks:
-                    if "logs" in self._watched.blind:
-                        self._sees("logs")
+                    self._look_at_logs()
                     self._allocations()
                     self._take("logs", partial(self.pipeline.chunk, chunk))
                     self._worked()
         finally:
             source.close()
+
+    def _look_at_logs(self) -> None:
+        """Whether the logs can be read now; told when that changes."""
+        if (source := self._watched.logs) is None:
+            return
+        known = "logs" in self._watched.blind
+        if why := source.blind:
+            if source.last_read is None:
+                self._watched.read_once.discard("logs")
+            if not known:
+                self._is_blind("logs", why, LOGS_CURE)
+        elif known or "logs" not in self._watched.read_once:
+            self._sees("logs")
 
     def _read_driver(self) -> None:
         """Once: a driver that is loaded later says so in the kernel log."""
@@ -339,13 +383,15 @@ class App:
             self._reload_asked.clear()
             try:
                 settings = self._reload() if self._reload else self.settings
-                book = await asyncio.to_thread(load_rulebook, [Path(p) for p in settings.rules_dirs])
-                book.catalogue.check()
-            except (RuleError, ValueError) as mistake:
+                self._rules_dirs = settings.rules_dirs
+                self._watch_again()  # before the files are read: a change after that is then seen
+                book = await asyncio.to_thread(_checked_rulebook, settings)
+            except (RuleError, ValueError, OSError) as mistake:
                 self._metrics.add(m.RULES_RELOAD_ERRORS)
                 log.error("reload refused, the rules and settings before it stay in force: %s", mistake)
                 continue
             self.settings = settings
+            self._applied(settings)
             self.reporter.change(mode=settings.mode, settle=settings.correlation.settle_seconds)
             self.pipeline.diagnostician.window = settings.correlation.window_seconds
             if book.digest != self.book.digest:
@@ -358,23 +404,42 @@ class App:
 
     async def _watch_files(self) -> None:
         """Asks for a reload when a rule folder or a settings file changes. Without inotify SIGHUP remains."""
-        folders = {Path(p) for p in self.settings.rules_dirs} | {p.parent for p in self._watch}
-        names = {p.name for p in self._watch}
-        if not folders:
-            return
-        change = Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.CREATE
+        names = {"..data", *(p.name for p in self._watch)}
         try:
             with Inotify() as inotify:
-                for folder in folders:
-                    inotify.add_watch(folder, change)
+                self._inotify = inotify
+                self._watch_again()
                 async for event in inotify:
                     # `..data` is what the kubelet swaps when a ConfigMap changes: the files themselves are links.
-                    if event.name is not None and (
-                        event.name.suffix == ".yaml" or event.name.name in {"..data", *names}
+                    if (name := event.name) is not None and (
+                        name.suffix == ".yaml" or name.name in names or name.name in self._folder_names
                     ):
                         self.ask_reload()
         except OSError as error:
             log.warning("rule folders are not watched (%s); send SIGHUP after an edit", error.strerror)
+        finally:
+            self._inotify = None
+
+    def _watch_again(self) -> None:
+        """Watches each folder of rules or settings and the nearest one above it, which shows that it comes or goes."""
+        if self._inotify is None:
+            return
+        folders = {Path(p).absolute() for p in self._rules_dirs} | {p.absolute().parent for p in self._watch}
+        self._folder_names = {part for folder in folders for part in folder.parts}
+        wanted: set[Path] = set()
+        for folder in folders:
+            wanted.update(p for p in (folder, next(filter(os.path.isdir, folder.parents))) if os.path.isdir(p))
+        change = Mask.CLOSE_WRITE | Mask.MOVED_TO | Mask.MOVED_FROM | Mask.DELETE | Mask.CREATE
+        before, self._watches = self._watches, {}
+        for path in wanted:
+            try:
+                watch = self._inotify.add_watch(path, change)
+                self._watches[watch.wd] = watch
+            except OSError as error:
+                log.warning("%s is not watched (%s); send SIGHUP after an edit", path, error.strerror)
+        for wd in before.keys() - self._watches.keys():
+            with suppress(OSError):  # gone with its folder
+                self._inotify.rm_watch(before[wd])
 
     def _in_force(self) -> None:
         self.telemetry.rules_in_force(self.book.rules, (e.code for e in self.book.catalogue))
@@ -417,6 +482,7 @@ class App:
         return self.reporter.reports
 
     def sources(self) -> Sequence[SourceStatus]:
+        self._look_at_logs()
         kernel, logs = self._watched.kernel, self._watched.logs
         return (
             self._source("kernel", kernel.kind if kernel else "", kernel),
@@ -424,14 +490,14 @@ class App:
         )
 
     def _source(self, name: str, how: str, source: KernelSource | LogSource | None) -> SourceStatus:
-        blind = self._watched.blind.get(name)
+        blind, counts = self._watched.blind.get(name), self._watched.kernel_counts()
         return SourceStatus(
             name=name,
             state="blind" if blind else "reading" if name in self._watched.read_once else "starting",
             how=how,
             last_read=source.last_read if source else None,
-            lost=source.lost if source else 0,
-            errors=source.errors if source else 0,
+            lost=counts["lost"] if name == "kernel" else source.lost if source else 0,
+            errors=counts["errors"] if name == "kernel" else source.errors if source else 0,
             why=blind.why if blind else "",
             cure=blind.cure if blind else "",
         )
@@ -464,14 +530,20 @@ class App:
         return self._metrics.samples()
 
     def _measure(self) -> None:
+        self._look_at_logs()
         kernel, logs, pipeline = self._watched.kernel, self._watched.logs, self.pipeline
         for name, source in (("kernel", kernel), ("logs", logs), ("servers", self._servers)):
             if source is not None:
                 self._metrics.set(m.SOURCE_LAST_READ, source.last_read or 0, source=name)
-                self._metrics.total(m.SOURCE_LOST, source.lost, source=name)
-                self._metrics.total(m.SOURCE_ERRORS, source.errors, source=name)
-        if kernel is not None:
-            self._metrics.total(m.KERNEL_FOREIGN, kernel.foreign)
+        counts = self._watched.kernel_counts()
+        for name, lost, errors in (
+            ("kernel", counts["lost"], counts["errors"]),
+            ("servers", self._servers.lost, self._servers.errors),
+            *((("logs", logs.lost, logs.errors),) if logs is not None else ()),
+        ):
+            self._metrics.total(m.SOURCE_LOST, lost, source=name)
+            self._metrics.total(m.SOURCE_ERRORS, errors, source=name)
+        self._metrics.total(m.KERNEL_FOREIGN, counts["foreign"])
         if logs is not None:
             self._metrics.set(m.LOG_FILES, logs.followed)
         if (held := self._watched.allocations) is not None:
@@ -482,6 +554,13 @@ class App:
         self._metrics.total(m.STORE_ERRORS, self.store.errors)
         self._metrics.set(m.STORE_DURABLE, 1 if self.store.durable else 0)
         self._metrics.set(m.STORE_PENDING, self.store.pending)
+
+
+def _checked_rulebook(settings: Settings) -> Rulebook:
+    """The rules in force, with nothing left to be read later. Raises RuleError."""
+    book = load_rulebook([Path(p) for p in settings.rules_dirs])
+    book.check_tables()
+    return book
 
 
 def _nowhere(_container: ContainerRef) -> None:

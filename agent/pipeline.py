@@ -10,15 +10,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import msgspec
-
 from agent.detect.container import ContainerDetector, StreamState
 from agent.detect.kernel import KernelDetector
 from agent.detect.server_info import server_signals
 from agent.diagnose.diagnostician import Changes, Diagnostician
 from agent.diagnose.knowledge import Knowledge
 from agent.model import Allocation, ContainerRef, Evidence, Failure, Fault, Signal
-from agent.report.store import FAILURE, FAULT, Store, decode_all, encode
+from agent.report.store import FAILURE, FAULT, Store, UndecodableError, decode, decode_all, encode
 from agent.rulebook import Rulebook
 from agent.sources.kernel import Cursor, KernelRecord
 from agent.sources.logs.follow import Chunk, Position
@@ -99,15 +97,21 @@ class Pipeline:
         self.figures.restored = len(faults) + len(failures)
         self.diagnostician.restore(faults=faults.values(), failures=failures.values())
         if (kept := snapshot.meta.get(self._detector_key)) is not None:
-            self._kernel.restore(msgspec.json.decode(kept))
-            self._detector_state = kept
+            try:
+                self._kernel.restore(decode(kept, dict))
+                self._detector_state = kept
+            except UndecodableError as error:
+                self._store.notices.append(f"what the kernel log's detector knew is begun anew: {error}")
         cursor: Cursor | None = None
         positions: dict[str, Position] = {}
         for key, body in snapshot.positions.items():
-            if key == KERNEL:
-                cursor = msgspec.json.decode(body, type=Cursor)
-            elif key.startswith(LOGS) and (position := Position.from_json(msgspec.json.decode(body))) is not None:
-                positions[key.removeprefix(LOGS)] = position
+            try:
+                if key == KERNEL:
+                    cursor = decode(body, Cursor)
+                elif key.startswith(LOGS) and (position := Position.from_json(decode(body, dict))) is not None:
+                    positions[key.removeprefix(LOGS)] = position
+            except UndecodableError as error:
+                self._store.notices.append(f"the position of {key} is not taken up, it is read anew: {error}")
         return cursor, positions
 
     def learn(self, book: Rulebook) -> None:

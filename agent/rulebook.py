@@ -57,13 +57,21 @@ class Rulebook:
         """The Xid catalogue; read at first use."""
         from agent.detect.catalogue import Catalogue
 
-        texts = [path.read_bytes() for path in self.xid_files]
+        texts = [_read(path) for path in self.xid_files]
         return Catalogue.from_yaml(*texts, files=tuple(str(p) for p in self.xid_files))
 
     @cached_property
     def images(self) -> ImageTable:
         """Which CUDA needs which driver; read at first use. Raises RuleError."""
         return parse_table(_read(self.image_file), file=str(self.image_file))
+
+    def check_tables(self) -> None:
+        """Reads and checks now what judging needs beside the rules, so that no later change of a file breaks it.
+
+        Raises RuleError. What was read stays with this book; the table of fields is no part of judging.
+        """
+        self.catalogue.check()
+        _ = self.images
 
     @cached_property
     def field_table(self) -> FieldTable:
@@ -138,11 +146,14 @@ def _parsed(base: Path, files: Iterable[tuple[Path, Path, bytes]], *, ordinary: 
 
 
 def _files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise RuleError(str(folder), "no such folder of rules")
-    return sorted(
-        p for p in folder.rglob("*.yaml") if not any(part.startswith(".") for part in p.relative_to(folder).parts)
-    )
+    try:
+        if not folder.is_dir():
+            raise RuleError(str(folder), "no such folder of rules")
+        return sorted(
+            p for p in folder.rglob("*.yaml") if not any(part.startswith(".") for part in p.relative_to(folder).parts)
+        )
+    except OSError as error:  # a folder on the way that may not be entered
+        raise RuleError(str(folder), f"cannot be read: {error.strerror}") from None
 
 
 def _read(path: Path) -> bytes:

@@ -38,13 +38,13 @@ def command(file: Path | None, overrides: dict[str, Any]) -> None:
     def read() -> Settings:
         return load_settings(file, environ=os.environ, overrides=overrides).settings
 
-    def in_force() -> Settings:
-        settings = read()
+    def applied(settings: Settings) -> None:
         setup_logging(format=settings.log.format, level=settings.log.level)
-        return settings
 
     async def serve() -> None:
-        app = App(in_force(), reload=in_force, watch=[file] if file else [])
+        settings = read()
+        applied(settings)
+        app = App(settings, reload=read, watch=[file] if file else [], applied=applied)
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)

@@ -23,7 +23,7 @@ from typing import TypeVar
 
 import msgspec
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 FILE_NAME = "state.db"
 
 FAULT, FAILURE, VERDICT = "fault", "failure", "verdict"
@@ -36,7 +36,7 @@ _KEPT_ASIDE = 2
 """How many unusable files are kept for a person to look at."""
 
 _SCHEMA = """
-CREATE TABLE positions (source TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE positions (source TEXT PRIMARY KEY, body BLOB NOT NULL, changed REAL NOT NULL) WITHOUT ROWID;
 CREATE TABLE objects (
     kind TEXT NOT NULL, id TEXT NOT NULL, body BLOB NOT NULL, changed REAL NOT NULL, PRIMARY KEY (kind, id)
 ) WITHOUT ROWID;
@@ -107,7 +107,7 @@ class Snapshot:
 class _Pending:
     """Changes that are not on disk yet: the latest per key, so that its size is bounded by what exists."""
 
-    __slots__ = ("done", "dropped", "meta", "objects", "outbox", "positions")
+    __slots__ = ("done", "dropped", "lossy", "meta", "objects", "outbox", "positions")
 
     def __init__(self) -> None:
         self.positions: dict[str, bytes] = {}
@@ -116,6 +116,8 @@ class _Pending:
         self.outbox: dict[int, bytes] = {}
         self.done: set[int] = set()
         self.dropped = 0
+        self.lossy = False
+        """Something that was found is gone: until the disk takes changes again, no position may pass it."""
 
     @property
     def empty(self) -> bool:
@@ -126,8 +128,13 @@ class _Pending:
         return len(self.positions) + len(self.objects) + len(self.meta) + len(self.outbox) + len(self.done)
 
     def bound(self, limit: int) -> None:
-        """Forget the oldest beyond `limit` of each sort."""
-        self.dropped += _trim(self.objects, limit) + _trim(self.positions, limit) + _trim(self.outbox, limit)
+        """Forget the oldest beyond `limit` of each sort, and then every position: from an older one, what was
+        forgotten is read again."""
+        gone = _trim(self.objects, limit) + _trim(self.outbox, limit)
+        self.lossy = self.lossy or gone > 0
+        if self.lossy:
+            self.positions.clear()
+        self.dropped += gone + _trim(self.positions, limit)
 
 
 def _trim(entries: dict[K, V], limit: int) -> int:
@@ -296,6 +303,8 @@ class Store:
             try:
                 if self._db is None:
                     self._connect()
+                if self._pending.lossy:
+                    self._pending.positions.clear()
                 if not self._pending.empty:
                     self._write(self._pending)
             except (OSError, sqlite3.Error, StoreInUseError) as error:
@@ -333,6 +342,29 @@ class Store:
                 self._failed(error)
                 return 0
 
+    def prune_positions(self, *, older_than: float, keep: Collection[str] = ()) -> int:
+        """Delete positions last stored before `older_than` (epoch seconds), but none in `keep`; how many went."""
+        return self._prune("positions", "source", "changed < ?", (older_than,), keep)
+
+    def prune_meta(self, prefix: str, *, keep: Collection[str] = ()) -> int:
+        """Delete the meta values whose keys begin with `prefix`, but none in `keep`; how many went."""
+        return self._prune("meta", "key", "substr(key, 1, ?) = ?", (len(prefix), prefix), keep)
+
+    def _prune(self, table: str, key: str, where: str, values: tuple[object, ...], keep: Collection[str]) -> int:
+        with self._lock:
+            if self._db is None:
+                return 0
+            try:
+                rows = self._db.execute(f"SELECT {key} FROM {table} WHERE {where}", values).fetchall()
+                gone = [(name,) for (name,) in rows if name not in keep]
+                if gone:
+                    with _Transaction(self._db) as db:
+                        db.executemany(f"DELETE FROM {table} WHERE {key} = ?", gone)
+                return len(gone)
+            except sqlite3.Error as error:
+                self._failed(error)
+                return 0
+
     def close(self) -> None:
         """Write what waits, then let go of the file. May be called twice."""
         with self._lock:
@@ -363,7 +395,10 @@ class Store:
             )
             db.executemany("INSERT OR REPLACE INTO outbox VALUES (?, ?)", list(changes.outbox.items()))
             db.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", list(changes.meta.items()))
-            db.executemany("INSERT OR REPLACE INTO positions VALUES (?, ?)", list(changes.positions.items()))
+            db.executemany(
+                "INSERT OR REPLACE INTO positions VALUES (?, ?, ?)",
+                [(source, body, now) for source, body in changes.positions.items()],
+            )
         self.commits += 1
 
     def _failed(self, error: Exception) -> None:
@@ -438,6 +473,11 @@ class Store:
                     for statement in _SCHEMA.split(";"):
                         if statement.strip():
                             db.execute(statement)
+                    db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+            elif version == 1:
+                with _Transaction(db):
+                    db.execute("ALTER TABLE positions ADD COLUMN changed REAL NOT NULL DEFAULT 0")
+                    db.execute("UPDATE positions SET changed = ?", (self._clock(),))
                     db.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
         except _UnusableError:
             db.close()

@@ -189,7 +189,7 @@ def test_a_file_of_a_newer_version_is_kept_aside(tmp_path: Path) -> None:
         db.execute("PRAGMA user_version=9")
     db.close()
     with Store.open(tmp_path) as store:
-        assert "written by a newer version (schema 9, known: 1)" in store.notices[0]
+        assert "written by a newer version (schema 9, known: 2)" in store.notices[0]
         assert store.load() == Snapshot()
 
 
@@ -308,9 +308,62 @@ def test_what_waits_in_memory_is_bounded(tmp_path: Path) -> None:
     with Store.open(tmp_path / "state", max_pending=10) as store:
         for i in range(100):
             store.commit(put=[(FAULT, str(i), b"1")], outbox=[b"%d" % i], positions={"one": b"%d" % i})
-        assert store.pending == 21
+        assert store.pending == 20
         assert store.dropped == 180
         assert [int(body) for _, body in store.queue()] == list(range(90, 100))
+
+
+def test_no_position_outlives_a_finding_that_was_forgotten_in_a_long_outage(tmp_path: Path) -> None:
+    blocked = tmp_path / "state"
+    blocked.write_text("")
+    with Store.open(blocked, max_pending=3, retry_seconds=0) as store:
+        for i in range(4):
+            store.commit(put=[(FAULT, str(i), b"1")], positions={"log": b"%d" % i})
+        store.commit(positions={"log": b"5"})
+        blocked.unlink()
+        assert store.commit(positions={"log": b"6"})
+        assert list(store.load().faults) == ["1", "2", "3"]
+        assert store.load().positions == {}, "so that what was forgotten is read again"
+        assert store.commit(positions={"log": b"7"})
+        assert store.load().positions == {"log": b"7"}
+
+
+V1 = """
+CREATE TABLE positions (source TEXT PRIMARY KEY, body BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE objects (
+    kind TEXT NOT NULL, id TEXT NOT NULL, body BLOB NOT NULL, changed REAL NOT NULL, PRIMARY KEY (kind, id)
+) WITHOUT ROWID;
+CREATE TABLE outbox (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+INSERT INTO positions VALUES ('log', x'31');
+PRAGMA user_version=1;
+"""
+
+
+def test_a_file_of_the_first_version_is_taken_up_with_its_positions(tmp_path: Path) -> None:
+    with sqlite3.connect(tmp_path / "state.db") as db:
+        db.executescript(V1)
+    db.close()
+    clock = Clock()
+    for _ in range(2):
+        with Store.open(tmp_path, clock=clock) as store:
+            assert not store.notices and store.load().positions == {"log": b"1"}
+            assert store.prune_positions(older_than=clock.now) == 0, "their age counts from now on"
+            assert store.commit(positions={"other": b"2"})
+            assert store.prune_positions(older_than=clock.now + 1, keep={"log"}) == 1
+
+
+def test_positions_not_stored_for_long_are_pruned_and_so_is_meta_by_its_prefix(tmp_path: Path) -> None:
+    clock = Clock()
+    with Store.open(tmp_path, clock=clock) as store:
+        for i in range(5):
+            clock.now = 1000.0 + i
+            store.commit(positions={f"log:{i}": b"1"}, meta={f"detector/{i}": b"1", f"other/{i}": b"1"})
+        store.commit(positions={"log:1": b"2"})
+        assert store.prune_positions(older_than=1003.0, keep={"log:0"}) == 1
+        assert set(store.load().positions) == {"log:0", "log:1", "log:3", "log:4"}
+        assert store.prune_meta("detector/", keep={"detector/3"}) == 4
+        assert set(store.load().meta) == {"detector/3", *(f"other/{i}" for i in range(5))}
 
 
 def test_without_a_directory_nothing_is_kept_but_the_outbox_of_this_process() -> None:

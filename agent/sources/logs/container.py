@@ -99,6 +99,11 @@ class Container:
         """Number of files held open."""
         return len(self._files)
 
+    @property
+    def refused(self) -> bool:
+        """True when there is something to read and none of it can be opened."""
+        return self._denied or (bool(self._blocked) and not self._files)
+
     def note(self, change: Change) -> None:
         """Take in a change. Cheap: the directory is looked at when the next block is asked for."""
         if change.directory != self.directory:

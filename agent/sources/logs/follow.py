@@ -101,6 +101,24 @@ class LogSource:
         return self._figures.last_error
 
     @property
+    def blind(self) -> str:
+        """Why nothing can be read now, by a look at the root: it cannot be listed, or no log found can be opened.
+
+        Empty while something can be read, or while there is nothing to read.
+        """
+        try:
+            with os.scandir(self._root):
+                pass
+        except FileNotFoundError:
+            return f"{self._root} is not there"
+        except OSError as problem:
+            return f"{self._root} cannot be read: {problem.strerror}"
+        denied = self._denied & self._pods.keys()
+        if (denied or self._containers) and all(c.refused for c in self._containers.values()):
+            return f"none of the logs below {self._root} can be opened ({self.last_error})"
+        return ""
+
+    @property
     def skipped(self) -> int:
         """Bytes left out on purpose at the start: older than ``back_read``."""
         return self._figures.skipped
