@@ -18,8 +18,9 @@ from asyncinotify import Inotify, Mask, Watch
 from prometheus_client import CollectorRegistry
 
 from agent import __version__
-from agent.config import Choice, Settings
+from agent.config import Choice, Settings, changed
 from agent.detect.rules import RuleError
+from agent.memory import give_back
 from agent.model import ContainerRef, Fault, Plan, Role, Verdict
 from agent.pipeline import DETECTOR, KERNEL, LOGS, Pipeline
 from agent.report import metrics as m
@@ -191,7 +192,10 @@ class App:
         self.telemetry.known(core.faults, core.verdicts)
         for notice in self.store.notices:
             log.warning("%s", notice)
+        if self.settings.state_dir and not self.store.durable:
+            log.warning("nothing is kept across a restart: %s", self.store.error)
         self._read_driver()
+        give_back()
         async with self._server, self._client:
             self.started.set()
             try:
@@ -390,6 +394,7 @@ class App:
                 self._metrics.add(m.RULES_RELOAD_ERRORS)
                 log.error("reload refused, the rules and settings before it stay in force: %s", mistake)
                 continue
+            applied, waiting = changed(self.settings, settings)
             self.settings = settings
             self._applied(settings)
             self.reporter.change(mode=settings.mode, settle=settings.correlation.settle_seconds)
@@ -400,7 +405,10 @@ class App:
             self._in_force()
             if self._watched.logs is not None:
                 self._watched.logs.reselect()
-            log.info("reloaded: %d rules in force", len(book.rules))
+            give_back()
+            log.info("reloaded: %d rules in force; settings applied: %s", len(book.rules), ", ".join(applied) or "none")
+            if waiting:
+                log.warning("these settings take effect at a restart only: %s", ", ".join(waiting))
 
     async def _watch_files(self) -> None:
         """Asks for a reload when a rule folder or a settings file changes. Without inotify SIGHUP remains."""

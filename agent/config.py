@@ -454,7 +454,15 @@ def _convert(key: Key, value: object, *, where: str) -> object:
     try:
         return msgspec.convert(given, key.type, strict=False)
     except msgspec.ValidationError as error:
-        raise ConfigError(where, f"{error} (given: {value!r:.100})") from None
+        choices = get_args(key.type) if get_origin(key.type) is Literal else _choices(key.type)
+        one_of = f"; one of {', '.join(map(str, choices))}" if choices else ""
+        raise ConfigError(where, f"{error} (given: {value!r:.100}){one_of}") from None
+
+
+def _choices(kind: Any) -> tuple[Any, ...]:
+    """The closed list of values of an annotated Literal; empty for any other type."""
+    inner = get_args(kind)[0] if get_args(kind) else None
+    return get_args(inner) if get_origin(inner) is Literal else ()
 
 
 def _is_list(kind: Any) -> bool:
