@@ -1,4 +1,4 @@
-"""Gives memory back that a start or a reload needed and nothing holds any more. A courtesy to the node; changes nothing."""
+"""Gives memory back that a start or a reload needed and nothing holds any more. A courtesy to the node."""
 
 from __future__ import annotations
 
