@@ -286,7 +286,7 @@ class ContainerDetector:
     ) -> Signal:
         if text := fields.pop("server_args", None):
             fields |= facts_of(parse_server_args(text) or {})
-        fields = {k: redact(v)[:EVIDENCE_CAP] for k, v in fields.items()} | dict(rule.facts)
+        fields = {k: encodable(redact(v))[:EVIDENCE_CAP] for k, v in fields.items()} | dict(rule.facts)
         rank = self._rank(rule, framed, line.offset, state)
         xid = _int(fields.get("xid"))
         return Signal(
@@ -303,7 +303,7 @@ class ContainerDetector:
                 source=source,
                 line=line_number(line.offset),
                 offset=line.offset,
-                text=shorten(redact(framed.message)),
+                text=shorten(encodable(redact(framed.message))),
                 time=framed.time,
             ),
         )
@@ -325,6 +325,11 @@ class ContainerDetector:
         return own
 
 
+def encodable(text: str) -> str:
+    """The text without halves of surrogate pairs: what is stored and sent must be UTF-8."""
+    return text if text.isascii() else _SURROGATE.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
 def shorten(text: str, *, cap: int = EVIDENCE_CAP) -> str:
     """A line fit to quote: no control characters, at most `cap` characters."""
     text = text[: cap + 1].rstrip()
@@ -333,6 +338,7 @@ def shorten(text: str, *, cap: int = EVIDENCE_CAP) -> str:
     return text if len(text) <= cap else text[: cap - 1] + "…"
 
 
+_SURROGATE = regex.compile(r"[\ud800-\udfff]")
 _TP = regex.compile(r"(?:^| )(?:TP|RANK)(\d+)")
 
 

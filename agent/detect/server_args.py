@@ -62,7 +62,8 @@ def _unescape(body: str) -> str:
         code = found[1]
         if code[0] in "xuU" and len(code) > 1:
             number = int(code[1:], 16)
-            return chr(number) if number < 0x110000 else found[0]
+            # Half a surrogate pair cannot be written as UTF-8, and what is no character cannot be made one.
+            return chr(number) if number < 0xD800 or 0xDFFF < number < 0x110000 else "\N{REPLACEMENT CHARACTER}"
         return _ESCAPES.get(code, code)
 
     return _ESCAPE.sub(one, body)

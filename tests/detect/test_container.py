@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -175,3 +176,30 @@ def test_any_bytes_are_survived_and_any_cut_gives_the_same_lines(parts: list[byt
         found += detector.signals(block, state=state, container=WHERE, source="log")
     assert sum(s.count for s in found) == sum(s.count for s in whole)
     assert state.offset == len(text)
+
+
+ESCAPES = st.sampled_from(
+    [r"\ud800", r"\udfff", r"\U00110000", r"\U0000d900", "'", '"', "\\", ", ", "(", "{", ")", "=", "model_path='/m"]
+)
+
+
+@pytest.mark.parametrize("head", ["server_args=ServerArgs(model_path='/m", "server_args={'model_path': '/m"])
+def test_half_a_surrogate_pair_in_the_arguments_can_be_stored(head: str) -> None:
+    (signal,) = signals(head + r"\ud800\udc00\ud800', page_size=1)" + "\n")
+    assert signal.fields["model_path"].startswith("/m\ufffd")
+    msgspec.json.encode(signal)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.one_of(ESCAPES, st.text(max_size=8)), max_size=12).map("".join),
+    st.sampled_from(["F", "P", ""]),
+    st.binary(max_size=40),
+)
+def test_what_a_tenant_prints_can_always_be_stored(text: str, tag: str, raw: bytes) -> None:
+    line = "server_args=ServerArgs(model_path='/m" + text.replace("\n", " ")
+    head = f"{STAMP} stderr {tag} ".encode() if tag else b""
+    record = json.dumps({"log": line + "\ud800\n", "stream": "stderr", "time": STAMP}).encode()
+    for block in (head + line.encode("utf-8", "surrogatepass") + raw + b"\n", record + b"\n"):
+        found = ContainerDetector(RULES).signals(block, state=StreamState(), container=WHERE, source="log")
+        msgspec.json.encode(found)

@@ -235,3 +235,8 @@ def test_a_hostile_line_costs_no_time(text: str) -> None:
     started = time.process_time()
     parse_server_args(text)
     assert time.process_time() - started < 2.0
+
+
+@pytest.mark.parametrize("escape", [r"\ud800", r"\uDFFF", r"\U0000dabc", r"\U00110000", r"\Uffffffff"])
+def test_an_escape_that_is_no_character_reads_as_the_replacement_character(escape: str) -> None:
+    assert parse_server_args(f"ServerArgs(model_path='/m{escape}x')") == {"model_path": "/m\ufffdx"}
