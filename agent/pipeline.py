@@ -124,10 +124,10 @@ class Pipeline:
         self._commit(self.diagnostician.learn(self._knowledge(book)), {})
 
     def flush(self) -> None:
-        """Stores positions that no finding carried along."""
+        """Stores positions that no finding carried along, with what was learned up to them."""
         if self._waiting:
             waiting, self._waiting = self._waiting, {}
-            self._store.commit(positions=waiting)
+            self._store.commit(positions=waiting, meta=self._learned())
 
     # -- what the sources bring
 
@@ -235,14 +235,19 @@ class Pipeline:
         self._listener.signals(signals, read=read)
         self._commit(self.diagnostician.apply(signals), positions)
 
+    def _learned(self) -> dict[str, bytes]:
+        """The kernel detector's state, when it is not the one that is stored: UUIDs by bus address, a begun message."""
+        state = encode(self._kernel.state())
+        if state == self._detector_state:
+            return {}
+        self._detector_state = state
+        return {self._detector_key: state}
+
     def _commit(self, changes: Changes, positions: dict[str, bytes]) -> None:
         put = self._listener.changed(changes) if changes else []
         put += [(FAULT, f.id, encode(f)) for f in changes.faults.values()]
         put += [(FAILURE, f.id, encode(f)) for f in changes.failures.values()]
-        meta = {}
-        state = encode(self._kernel.state())
-        if state != self._detector_state:
-            self._detector_state = meta[self._detector_key] = state
+        meta = self._learned()
         if put or changes.dropped or positions or meta:
             waiting, self._waiting = self._waiting, {}
             self._store.commit(

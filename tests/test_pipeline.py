@@ -112,5 +112,17 @@ def test_the_uuid_of_a_gpu_is_remembered_for_its_boot_and_no_longer(tmp_path: Pa
     assert dict(other.uuids()) == {}
 
 
+def test_a_uuid_that_was_told_long_before_its_fault_survives_a_restart_between(tmp_path: Path) -> None:
+    first = pipeline(tmp_path)
+    told = [record(1, "NVRM: GPU at PCI:0000:5d:00: GPU-4a1c0000-0000-0000-0000-000000000000")]
+    first.kernel(told, Cursor(kind="kmsg", boot_id="b1", seq=1))
+    first.flush()
+    first._store.close()
+    second = pipeline(tmp_path)
+    second.restore()
+    fall_off(second, 2)
+    assert second.diagnostician.faults[0].gpu.uuid == "GPU-4a1c0000-0000-0000-0000-000000000000"
+
+
 def test_the_null_listener_asks_for_nothing_to_be_stored() -> None:
     assert NullListener().changed(Changes()) == []
