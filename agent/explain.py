@@ -65,13 +65,16 @@ def explain(
 
     Each input is one container; the order of the inputs does not matter.
     """
-    hints = [(hint.encode(), a.id) for a in book.alternatives for hint in a.hints]
-    container = ContainerDetector(book.rules, extras=[text for text, _ in hints], anchors=book.anchors)
+    # Words that only a fault settles (an Xid) are no hint where a program may have printed them.
+    hints = [(hint.encode(), a.id, a.settled_by is not None) for a in book.alternatives for hint in a.hints]
+    hinted: set[str] = set()
+    container = ContainerDetector(book.rules, extras=[text for text, _, _ in hints], anchors=book.anchors)
     kernel: KernelLogDetector | None = None
     signals: list[Signal] = []
     notes: list[FileNote] = []
     numbered: dict[str, Handed] = {}
     for handed in inputs:
+        container.met = set()
         # A line's number costs counting all lines before it: where the file can be read again, only what is shown pays.
         later = handed.seekable
         if later:
@@ -85,21 +88,22 @@ def explain(
             state = StreamState()
             for offset, block in handed.blocks():
                 size += len(block)
-                if handed.kind in ("kernel", "mixed"):
+                if handed.kind in ("kernel", "mixed", "prose"):
                     kernel = kernel or _kernel_detector(book)
                     signals += kernel.signals(
-                        block, offset=offset, source=handed.name, line_number=number, mixed=handed.kind == "mixed"
+                        block, offset=offset, source=handed.name, line_number=number, kind=handed.kind
                     )
                 if handed.kind != "kernel":
                     ref = ContainerRef(file=handed.name, document=handed.kind == "other")
                     signals += container.signals(
                         block, state=state, container=ref, source=handed.name, line_number=number
                     )
+        hinted |= {hints[i][1] for i in container.met if not (hints[i][2] and handed.kind in ("container", "mixed"))}
         notes.append(FileNote(name=handed.name, kind=handed.kind, bytes=size, damaged=handed.damaged))
         handed.close()
     knowledge = Knowledge.of(book.rules, lambda: book.catalogue, book.alternatives)
     diagnostician = Diagnostician(knowledge, kernel_read=kernel is not None, images=lambda: book.images)
-    diagnostician.hinted = frozenset(hints[i][1] for i in container.met)
+    diagnostician.hinted = frozenset(hinted)
     # Faults first: what a container says is then judged once, whatever the order of the files.
     diagnostician.apply(s for s in signals if s.container is None)
     diagnostician.apply(s for s in signals if s.container is not None)

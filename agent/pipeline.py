@@ -72,7 +72,7 @@ class Pipeline:
         self._by_content = by_content
         self.figures = PipelineFigures()
         self.book = book
-        self._containers = ContainerDetector(book.rules, anchors=book.anchors, limit=LIVE_HIT_LIMIT)
+        self._containers = _detector(book)
         self._kernel = KernelDetector(book.catalogue, [r for r in book.rules if r.reads in ("kernel", "any")])
         self.diagnostician = Diagnostician(
             self._knowledge(book), window=window, kernel_read=False, boot=boot_id, images=lambda: self.book.images
@@ -117,7 +117,7 @@ class Pipeline:
     def learn(self, book: Rulebook) -> None:
         """Takes other rules into force, between two batches; known faults and failures are worded anew."""
         self.book = book
-        self._containers = ContainerDetector(book.rules, anchors=book.anchors, limit=LIVE_HIT_LIMIT)
+        self._containers = _detector(book)
         kept = self._kernel.state()
         self._kernel = KernelDetector(book.catalogue, [r for r in book.rules if r.reads in ("kernel", "any")])
         self._kernel.restore(kept)
@@ -185,8 +185,7 @@ class Pipeline:
 
     def held(self, allocations: Iterable[Allocation]) -> None:
         """What containers hold now."""
-        self.diagnostician.held(allocations)
-        self._commit(self.diagnostician.reconsider(), {})
+        self._commit(self.diagnostician.held(allocations), {})
 
     @property
     def capture_timeouts(self) -> int:
@@ -249,9 +248,19 @@ class Pipeline:
             self._store.commit(
                 positions=waiting | positions,
                 put=put,
-                drop=[(FAILURE, i) for i in changes.dropped if i.startswith("failure-")],
+                drop=[(FAILURE if i.startswith("failure-") else FAULT, i) for i in changes.dropped if _stored(i)],
                 meta=meta,
             )
+
+
+def _detector(book: Rulebook) -> ContainerDetector:
+    detector = ContainerDetector(book.rules, anchors=book.anchors, limit=LIVE_HIT_LIMIT)
+    detector.prepare()
+    return detector
+
+
+def _stored(name: str) -> bool:
+    return name.startswith(("failure-", "fault-"))
 
 
 @dataclass(slots=True)

@@ -29,7 +29,7 @@ class Feed(threading.Thread):
         self._log = (folder / "0.log").open("ab", buffering=0)
 
     def run(self) -> None:
-        while not self.done.wait(0.02):
+        while not self.done.wait(0.05):
             n = self.records
             text = f"NVRM: Xid (PCI:{n >> 8:04x}:{n & 0xFF:02x}:00): 31, pid={n}, name=python3, MMU Fault"
             noise = f"6,{2 * n + 2},{n * 1000},-;usb 1-1: noise\n"

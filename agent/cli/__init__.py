@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
+import os
 import sys
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -69,12 +71,38 @@ def group() -> None:
 
 def main(argv: list[str] | None = None) -> Any:
     """The console entry. Exit status: 0 nothing wrong found, 1 something found, 2 unusable input or call."""
+    wanted = os.environ.get("NO_COLOR", "") == "" and os.environ.get("TERM") != "dumb"
+    plain: dict[str, Any] = {} if wanted else {"color": False}
     try:
-        return group.main(args=argv, prog_name="faultline")
-    except BrokenPipeError:
-        # The reader (head, a closed pager) went away: not our failure.
-        sys.stderr.close()
-        sys.exit(141)
+        return group.main(args=argv, prog_name="faultline", **plain)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            _reader_gone()
+        _unwritable(error)
+    except BaseExceptionGroup as errors:
+        if errors.subgroup(BrokenPipeError) is not None:
+            _reader_gone()
+        raise
+
+
+def _reader_gone() -> NoReturn:
+    """The reader (head, a closed pager) went away: not our failure."""
+    # What is still buffered cannot be written; the interpreter would complain of that at its end.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(141)
+
+
+def _unwritable(error: OSError) -> NoReturn:
+    if error.errno != errno.ENOSPC:
+        raise error
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    click.echo(f"faultline: the answer cannot be written: {error.strerror}", err=True)
+    sys.exit(2)
+
+
+def colour_wanted() -> bool:
+    """True on a terminal whose owner did not ask for plain text (https://no-color.org)."""
+    return sys.stdout.isatty() and os.environ.get("NO_COLOR", "") == "" and os.environ.get("TERM") != "dumb"
 
 
 class Unusable(click.ClickException):

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import click
 
+from agent.cli import Unusable, colour_wanted
+
 
 @click.command("demo")
 @click.option("--keep", is_flag=True, help="Go on serving the pages until interrupted.")
@@ -35,12 +37,16 @@ async def _demo(root: Path, *, keep: bool, port: int) -> int:
     from agent.demo.story import Story
     from agent.demo.told import settings_for, shortcomings
     from agent.report.events import Report, latest
+    from agent.report.http import ListenError
     from agent.report.terminal import changes_table, events_table, table
 
-    colour = sys.stdout.isatty()
+    colour = colour_wanted()
 
     def say(text: str) -> None:
-        click.echo(click.style(f"[{time.monotonic() - began:5.1f} s] ", fg="cyan") + text)
+        try:
+            click.echo(click.style(f"[{time.monotonic() - began:5.1f} s] ", fg="cyan") + text)
+        except BrokenPipeError:
+            stop.set()  # nobody listens any more
 
     def tell(report: Report) -> None:
         say(click.style(f"  -> {report.reason.value}", bold=True) + f" {report.regarding}: {report.note}")
@@ -50,16 +56,29 @@ async def _demo(root: Path, *, keep: bool, port: int) -> int:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    interrupted = asyncio.create_task(stop.wait())
     app = App(settings_for(story, root, port=port), sink=tell)
     running = asyncio.create_task(app.run(stop))
     await asyncio.wait([asyncio.create_task(app.started.wait()), running], return_when=asyncio.FIRST_COMPLETED)
     if running.done():
-        running.result()
+        try:
+            running.result()
+        except ListenError as error:
+            raise Unusable(str(error)) from None
     click.echo(
         f"Faultline runs on a made-up node with 8 GPUs. Pages: http://127.0.0.1:{app.port}/ (/metrics, /api/v1)\n"
     )
     before = app.samples()
-    await story.tell(say)
+    telling = asyncio.create_task(story.tell(say))
+    await asyncio.wait([telling, interrupted, running], return_when=asyncio.FIRST_COMPLETED)
+    if not telling.done() or telling.exception() is not None:
+        telling.cancel()
+        stop.set()
+        await running
+        if telling.done():
+            telling.result()
+        click.echo("interrupted", err=True)
+        return 130
     after = app.samples()
     click.echo("\n" + click.style("kubectl get events -A", bold=True) + " would say:\n")
     click.echo(events_table(latest(app.events()), now=time.time(), colour=colour, namespace=True), color=colour)

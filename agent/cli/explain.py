@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -56,12 +57,17 @@ def command(
     from agent.rulebook import load_rulebook
     from agent.sources.handed import UnusableInput, open_handed
 
-    if not files and sys.stdin.isatty():
+    if not files and (sys.stdin is None or sys.stdin.isatty()):
         raise Unusable("no input: name files, or pipe a log in (faultline explain --help shows examples)")
     try:
         book = load_rulebook(folders)
         with _Progress(sys.stderr.isatty() and form == "text") as progress:
-            inputs = open_handed(files or ("-",), stdin=sys.stdin.buffer, recognise=recognise, on_progress=progress)
+            inputs = open_handed(
+                files or ("-",),
+                stdin=sys.stdin.buffer if sys.stdin is not None else BytesIO(),
+                recognise=recognise,
+                on_progress=progress,
+            )
             explanation = explain(inputs, book, on_progress=progress)
         dressed = _dressed(explanation, book, manifest, way)
     except (RuleError, UnusableInput) as error:
@@ -77,7 +83,7 @@ def command(
 
 def _dressed(explanation: Explanation, book: Rulebook, manifest: Path | None, way: int | None) -> dict[str, Dressing]:
     """The remedy to show with each verdict, by the verdict's id."""
-    if manifest is None and not any(r.changes for v in explanation.verdicts for r in v.remedies):
+    if way is None and manifest is None and not any(r.changes for v in explanation.verdicts for r in v.remedies):
         return {}
     from agent.respond.manifest import SIZE_LIMIT, ManifestError, service_in
     from agent.respond.remedy import dress
@@ -91,7 +97,12 @@ def _dressed(explanation: Explanation, book: Rulebook, manifest: Path | None, wa
             raise Unusable(f"{manifest}: {error.strerror}") from None
         except ManifestError as error:
             raise Unusable(f"{manifest}: {error}") from None
+    if way is not None and manifest is None:
+        raise Unusable("--way chooses what to patch in a manifest: give --manifest too")
     at = None if way is None else way - 1
+    most = max((len(v.remedies) for v in explanation.verdicts), default=0)
+    if way is not None and way > most:
+        raise Unusable(f"--way {way}: there are {most} ways" if most else f"--way {way}: there is nothing to patch")
     found = {
         v.id: dress(v, table=book.field_table, facts=explanation.facts, manifest=service, way=at)
         for v in explanation.verdicts

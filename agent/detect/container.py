@@ -102,6 +102,7 @@ class ContainerDetector:
         self._owners = [tuple(ids) for ids in owners.values()]
         self._marks = len(owners)
         self._extras = self._marks + len(_PARTIAL_MARKS)
+        anchors = (*anchors, *_PARTIAL_MARKS) if anchors else ()
         self._index = LiteralIndex((*owners, *_PARTIAL_MARKS, *extras), anchors=anchors)
         self.figures = DetectorFigures()
 
@@ -156,6 +157,10 @@ class ContainerDetector:
     def scan(self, block: bytes | memoryview) -> tuple[list[tuple[int, int]], bool]:
         """Where this detector's texts are in a block: see `LiteralIndex.scan`."""
         return self._index.scan(block, limit=self._limit)
+
+    def prepare(self) -> None:
+        """Makes now what the first hit would need."""
+        self._index.prepare()
 
     @property
     def longest(self) -> int:

@@ -47,7 +47,8 @@ class DocumentState:
             if uuid and uuid not in self.listed and len(self.listed) < LISTED_LIMIT:
                 self.listed.append(uuid)
             # All of them in one fact: what the container could use, whatever it was given by name.
-            yield replace(signal, fields={"visible_gpus": " ".join(self.listed)})
+            model = {k: v for k, v in signal.fields.items() if k == "gpu_model"}
+            yield replace(signal, fields={"visible_gpus": " ".join(self.listed), **model})
             return
         if signal.rule == SECTION:
             self.section = signal.fields.get("section", "").lower()

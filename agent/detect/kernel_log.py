@@ -33,12 +33,12 @@ class KernelLogDetector:
         offset: int,
         source: str,
         line_number: Callable[[int], int | None],
-        mixed: bool = False,
+        kind: str = "kernel",
     ) -> list[Signal]:
         """The signals of the lines that have a kernel log's form; forged shapes are passed over.
 
-        In a `mixed` text (a report with kernel and container lines) only lines that stand apart from the container's
-        count: a line among a program's output may be the program's.
+        In a text of `kind` mixed (kernel and container lines) or prose only lines that stand apart count: a line among
+        a program's output may be the program's.
         """
         found: list[Signal] = []
         text = bytes(block)
@@ -55,7 +55,7 @@ class KernelLogDetector:
             line = kernel_line(text[start : min(stop, start + LINE_CAP)].decode("utf-8", "replace"))
             if line is None or not line.trusted_shape:
                 continue
-            if mixed and not _stands_apart(text, start):
+            if kind != "kernel" and not _stands_apart(text, start, among_program=kind == "mixed"):
                 continue
             found += [
                 replace(s, evidence=replace(s.evidence, offset=offset + start))
@@ -66,7 +66,7 @@ class KernelLogDetector:
         return found
 
 
-def _stands_apart(text: bytes, start: int) -> bool:
+def _stands_apart(text: bytes, start: int, *, among_program: bool) -> bool:
     low = start
     for _ in range(WINDOW):
         if low == 0:
@@ -74,7 +74,7 @@ def _stands_apart(text: bytes, start: int) -> bool:
         low = text.rfind(b"\n", 0, low - 1) + 1
     before = text[low:start].decode("utf-8", "replace").splitlines()
     after = text[start : start + WINDOW * 400].decode("utf-8", "replace").splitlines()[: WINDOW + 1]
-    return stands_apart([*before, *after], len(before))
+    return stands_apart([*before, *after], len(before), among_program=among_program)
 
 
 def _all_lines(text: bytes) -> list[int]:

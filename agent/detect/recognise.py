@@ -14,7 +14,8 @@ from typing import Literal
 from agent.detect.framing import has_head, open_envelope
 from agent.detect.kernel_text import is_system_line, kernel_line
 
-Kind = Literal["container", "kernel", "device-plugin", "mixed", "other"]
+Kind = Literal["container", "kernel", "device-plugin", "mixed", "prose", "other"]
+"""`mixed`: a program's output and, under headings, kernel lines; `prose`: kernel lines among a person's words."""
 
 SAMPLE = 256 * 1024
 """Bytes from the start of a text that are enough to know it."""
@@ -113,14 +114,20 @@ def _side(classes: Sequence[_Class], at: int, step: Literal[-1, 1]) -> _Side:
     return "blank" if blank else "none"
 
 
-def _apart(classes: Sequence[_Class], start: int, end: int) -> bool:
-    """True when the kernel lines from `start` up to `end` look pasted, not printed by the program around them."""
+def _apart(classes: Sequence[_Class], start: int, end: int, *, among_program: bool) -> bool:
+    """True when the kernel lines from `start` up to `end` look pasted, not printed by the program around them.
+
+    Where the text is a program's otherwise (`among_program`), a person must have written above them what they are:
+    blank lines, and any number of lines in a row, a program can print too.
+    """
     length = sum(1 for c in classes[start:end] if c == "kernel")
     if not length:
         return False
     before, after = _side(classes, start - 1, -1), _side(classes, end, 1)
     if before == "heading":
         return True  # a person wrote above it what it is
+    if among_program:
+        return before == "edge" and after == "heading"
     if "none" not in (before, after):
         return length > 1 or (before == "edge" and after == "heading")
     return "edge" in (before, after) and length >= RUN_AT_EDGE
@@ -139,8 +146,10 @@ def _runs(classes: Sequence[_Class]) -> list[tuple[int, int]]:
     return runs
 
 
-def stands_apart(lines: Sequence[str], index: int) -> bool:
-    """In a "mixed" text: may ``lines[index]`` be taken for the kernel's, or may the program around it have printed it?
+def stands_apart(lines: Sequence[str], index: int, *, among_program: bool = True) -> bool:
+    """May ``lines[index]`` be taken for the kernel's, or may the program around it have printed it?
+
+    For a "mixed" text, or one of "prose" (then not `among_program`).
 
     `lines` are the physical lines around it, :data:`WINDOW` on each side where there are as many; where they end, the
     text counts as ended.
@@ -156,7 +165,7 @@ def stands_apart(lines: Sequence[str], index: int) -> bool:
         start -= 1
     while end < len(classes) and classes[end] in _RUN:
         end += 1
-    return _apart(classes, start, end)
+    return _apart(classes, start, end, among_program=among_program)
 
 
 def _wholly_wrapped(judged: Sequence[tuple[_Class, bool]]) -> bool:
@@ -188,8 +197,9 @@ def recognise(sample: bytes, name: str) -> Kind:
     own_name = name.replace("\\", "/").rsplit("/", 1)[-1]
     if kernel and not wrapped and _CONTAINER_NAME.search(name):
         return "container"
-    runs = [run for run in _runs(classes) if _apart(classes, *run)]
-    if of("container", "wrapped"):
+    program = bool(of("container", "wrapped"))
+    runs = [run for run in _runs(classes) if _apart(classes, *run, among_program=program)]
+    if program:
         return "mixed" if of("kernel") and (runs or wrapped) else "container"
     rest = of("other")
     if kernel and kernel >= rest:
@@ -197,7 +207,7 @@ def recognise(sample: bytes, name: str) -> Kind:
     if kernel and kernel * 2 >= rest and _KERNEL_NAME.search(own_name):
         return "kernel"
     if runs:
-        return "mixed"
+        return "prose"
     if of("system") > rest and _KERNEL_NAME.search(own_name):
         return "kernel"
     remaining = [line for line, c in zip(lines, classes, strict=True) if c in ("other", "heading")]

@@ -7,7 +7,8 @@ GPU remains, none is named.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from agent.detect.rules import Rule
 from agent.model import NO_GPU, Allocation, Confidence, Failure, Fault, GpuRef, Scope, Severity, parse_pci
@@ -20,7 +21,8 @@ APPLICATION_SECONDS = 60.0
 class Blame:
     """What the ledger says to one failure. `faults` are those blamed (several: one of them); empty: none fits.
 
-    `sound` is true when the GPUs of the container are known and none of them is faulted.
+    `sound` is true when the GPUs of the container are known and none of them is faulted. `by` says what tied the
+    container to the fault: it `held` the GPU, its text `named` it, or nothing did.
     """
 
     faults: tuple[Fault, ...] = ()
@@ -28,6 +30,7 @@ class Blame:
     confidence: Confidence = Confidence.UNDECIDED
     checked: tuple[str, ...] = ()
     sound: bool = False
+    by: Literal["held", "named", ""] = ""
 
     @property
     def application(self) -> bool:
@@ -65,16 +68,22 @@ def blame(
     devices = {_parent(d) for d in held.devices} if held is not None else None
     if kernel_read:
         checked.append(f"kernel log: {_count(accusing)} that would explain this")
-    if devices is None and (seen := _seen(failure, accusing)) is not None:
+    seen = _seen(failure, accusing) if devices is None else None
+    listed = seen is not None
+    if seen is not None:
         devices = seen
-        checked.append("GPUs that its own log lists: " + ", ".join(sorted(devices)))
+        checked.append("GPUs that its own log lists: " + ", ".join(sorted(seen)))
     elif devices is not None:
         checked.append("GPUs held by the container: " + ", ".join(sorted(devices)))
     else:
         checked.append("GPUs held by the container: not known")
 
     if accusing:
-        return _of_accusing(failure, accusing, named=named, devices=devices, checked=checked)
+        found = _of_accusing(accusing, named=named, devices=devices, checked=checked, kernel_read=kernel_read)
+        # A list in the container's own log is a tenant's word: it can point, it cannot prove.
+        if listed and found.by == "held":
+            return replace(found, confidence=Confidence.LIKELY, by="named")
+        return found
     if program:
         return _of_program(program, named=named, devices=devices, checked=checked)
     known = devices is not None and all(_comparable(d) for d in devices)
@@ -82,30 +91,35 @@ def blame(
 
 
 def _of_accusing(
-    failure: Failure, accusing: list[Fault], *, named: GpuRef, devices: set[str] | None, checked: list[str]
+    accusing: list[Fault], *, named: GpuRef, devices: set[str] | None, checked: list[str], kernel_read: bool
 ) -> Blame:
     wide = [f for f in accusing if f.scope is not Scope.GPU]
     gpus = [f for f in accusing if f.scope is Scope.GPU]
-    if named.known:
-        hit = [f for f in gpus if _is(f.gpu, named)]
-        if hit:
-            return Blame(faults=tuple(hit[:1]), gpu=hit[0].gpu, confidence=Confidence.CERTAIN, checked=tuple(checked))
-        # The text names its GPU, and these are others.
-        gpus = [f for f in gpus if not _differ(f.gpu, named)]
-        if not gpus and not wide:
-            checked.append("the GPU that its text names has no fault on record")
-            return Blame(checked=tuple(checked), sound=True)
-    if devices is not None and any(f.gpu.known for f in gpus):
+    comparable = devices is not None and all(_comparable(d) for d in devices)
+    if devices is not None:
         hit = [f for f in gpus if f.gpu.uuid in devices or f.gpu.pci in devices]
         if hit:
             sure = Confidence.CERTAIN if len(hit) == 1 else Confidence.LIKELY
             only = hit[0].gpu if len(hit) == 1 else NO_GPU
-            return Blame(faults=tuple(hit), gpu=only, confidence=sure, checked=tuple(checked))
-        if all(_comparable(d) for d in devices):
+            return Blame(faults=tuple(hit), gpu=only, confidence=sure, checked=tuple(checked), by="held")
+        if comparable:
+            # What the kubelet gave out outranks what a tenant's text says.
             gpus = [f for f in gpus if f.gpu.uuid is None]
+            if not gpus and not wide:
+                checked.append("none of the GPUs that it held has a fault on record")
+                return Blame(checked=tuple(checked), sound=kernel_read)
+            if gpus:
+                checked.append("the UUID of the faulted GPU is not known, so that it cannot be compared with them")
+    if named.known:
+        hit = [f for f in gpus if _is(f.gpu, named)]
+        if hit:
+            sure = Confidence.LIKELY if comparable else Confidence.CERTAIN
+            return Blame(faults=tuple(hit[:1]), gpu=hit[0].gpu, confidence=sure, checked=tuple(checked), by="named")
+        # The text names its GPU, and these are others.
+        gpus = [f for f in gpus if not _differ(f.gpu, named)]
         if not gpus and not wide:
-            checked.append("none of the GPUs that it held has a fault on record")
-            return Blame(checked=tuple(checked), sound=True)
+            checked.append("the GPU that its text names has no fault on record")
+            return Blame(checked=tuple(checked), sound=kernel_read)
     if gpus:
         only = gpus[0].gpu if len(gpus) == 1 else NO_GPU
         if len(gpus) > 1:
@@ -169,7 +183,8 @@ def _in_time(fault: Fault, failure: Failure, window: float) -> bool:
         if fault.first_seen > failure.last_seen + window:
             return False
     if fault.cleared is not None:
-        return bool(fault.cleared) and failure.first_seen is not None and fault.cleared >= failure.first_seen
+        # `last_seen` is when the latest instance failed: an earlier one may have met the fault, this one did not.
+        return bool(fault.cleared) and failure.last_seen is not None and fault.cleared >= failure.last_seen
     return True
 
 

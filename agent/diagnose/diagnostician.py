@@ -9,7 +9,7 @@ from agent.diagnose.advice import Advice
 from agent.diagnose.correlate import blame
 from agent.diagnose.failures import FailureChange, FailureLog
 from agent.diagnose.faults import FaultLedger
-from agent.diagnose.image import DERIVED, IMAGE_FACTS, NODE_FACTS, ImageTable, derived, settle
+from agent.diagnose.image import DERIVED, IMAGE_FACTS, NODE_FACTS, NODE_TEXT, ImageTable, derived, settle
 from agent.diagnose.knowledge import Knowledge
 from agent.diagnose.verdicts import of_failure, of_fault
 from agent.model import Allocation, ContainerRef, Evidence, Failure, Fault, Role, Scope, Severity, Signal, Verdict
@@ -87,16 +87,27 @@ class Diagnostician:
         self.ledger.restore(faults)
         self._known = {f.id: f for f in self.ledger.faults}
         self.log.restore(failures)
-        self._judge(Changes(), everything=True, anew=True)
+        self._judge(Changes(), self.log.failures, anew=True)
 
-    def held(self, allocations: Iterable[Allocation]) -> None:
-        """What containers hold now. What one held before stays known: a crashed pod's devices still matter."""
+    def held(self, allocations: Iterable[Allocation]) -> Changes:
+        """What containers hold now; failures of those whose devices were not known so are judged again.
+
+        What one held before stays known: a crashed pod's devices still matter.
+        """
+        news: set[str] = set()
         for allocation in allocations:
             key = _holder(allocation.container)
-            self._allocations.pop(key, None)
+            known = self._allocations.pop(key, None)
             self._allocations[key] = allocation
+            if known is None or set(known.devices) != set(allocation.devices):
+                news.add(key)
         while len(self._allocations) > ALLOCATION_LIMIT:
             del self._allocations[next(iter(self._allocations))]
+        changes = Changes()
+        touched = [f for f in self.log.failures if _holder(f.container) in news]
+        if touched:
+            self._judge(changes, touched)
+        return changes
 
     def facts(self, container: ContainerRef) -> Mapping[str, str]:
         return self.log.facts(container)
@@ -104,7 +115,7 @@ class Diagnostician:
     def complete(self, facts: Mapping[str, str]) -> dict[str, str]:
         """Facts of one container, with those of its node and with what follows from both."""
         known = {k: v for k, v in self._shared.items() if v is not None}
-        if facts and facts.keys() <= NODE_FACTS:
+        if facts and facts.keys() <= NODE_TEXT:
             known = {}  # a text about the node alone: no image of another text's is its own
         known |= {k: v for k, v in facts.items() if k not in DERIVED}
         known |= self._node
@@ -117,7 +128,7 @@ class Diagnostician:
         changes = Changes()
         if self._learned(facts, of_node=True):
             self._completed(changes, evidence=evidence, time=time)
-            self._judge(changes, everything=True)
+            self._judge(changes, self.log.failures)
         return changes
 
     def _learned(self, facts: Mapping[str, str], *, of_node: bool) -> bool:
@@ -166,9 +177,15 @@ class Diagnostician:
                 if self._learned(signal.fields, of_node=signal.container is None):
                     self._completed(changes, evidence=signal.evidence, time=signal.time)
                     material = True
+        for gone in (*self.ledger.evicted(), *self.log.evicted()):
+            changes.faults.pop(gone, None)
+            changes.failures.pop(gone, None)
+            changes.dropped.add(gone)
+            self._known.pop(gone, None)
+            self._drop(gone, changes)
         if changes or material:
             # A new fault may explain failures that came before it; one more record of a known one does not.
-            self._judge(changes, everything=material)
+            self._judge(changes, self.log.failures if material else tuple(changes.failures.values()))
         return changes
 
     def close(self) -> Changes:
@@ -176,7 +193,7 @@ class Diagnostician:
         changes = Changes()
         for change in self.log.close():
             self._take(change, changes)
-        self._judge(changes, everything=False)
+        self._judge(changes, tuple(changes.failures.values()))
         return changes
 
     def learn(self, knowledge: Knowledge) -> Changes:
@@ -188,13 +205,12 @@ class Diagnostician:
     def reconsider(self) -> Changes:
         """Judges every failure again: allocations became known, or the kernel log became readable."""
         changes = Changes()
-        self._judge(changes, everything=True, anew=True)
+        self._judge(changes, self.log.failures, anew=True)
         return changes
 
-    def _judge(self, changes: Changes, *, everything: bool, anew: bool = False) -> None:
-        """`everything`: all failures, not only the changed ones; `anew`: the faults' own verdicts too."""
-        touched = self.log.failures if everything else tuple(changes.failures.values())
-        for failure in touched:
+    def _judge(self, changes: Changes, failures: Iterable[Failure], *, anew: bool = False) -> None:
+        """Draws the verdicts on these failures again; `anew`: on all faults that no failure blames too."""
+        for failure in failures:
             rule = self.knowledge.rules.get(failure.primary.rule)
             if rule is None:
                 continue

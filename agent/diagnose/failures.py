@@ -16,8 +16,8 @@ OTHERS_LIMIT = 24
 CONTAINER_LIMIT = 2000
 """Containers remembered; the one not heard of for longest goes first."""
 
-FAILURE_LIMIT = 4000
-"""Failures kept; the oldest goes first."""
+FAILURE_LIMIT = 1000
+"""Failures kept; the one not heard of for longest goes first."""
 
 FACTS_LIMIT = 128
 UNCLAIMED_LIMIT = 3
@@ -72,6 +72,7 @@ class FailureLog:
         self._failures: dict[str, Failure] = {}
         self._instances: dict[str, _Instance] = {}
         self._over: list[_Instance] = []
+        self._evicted: list[str] = []
         self._advice = advice or (lambda _: ())
         self._holds, self._complete, self._figures = holds, complete, figures
 
@@ -126,8 +127,10 @@ class FailureLog:
         instance.signals += signals
         return self._told(instance, instance.container, signals=sum(s.count for s in signals))
 
-    def forget(self, failure_id: str) -> None:
-        self._failures.pop(failure_id, None)
+    def evicted(self) -> list[str]:
+        """Ids of failures that were given up for room since this was last asked."""
+        gone, self._evicted = self._evicted, []
+        return gone
 
     def _instance(self, container: ContainerRef) -> _Instance:
         known = self._instances.pop(container.key, None)
@@ -233,9 +236,12 @@ class FailureLog:
             facts=dict(self._complete(instance.facts)),
             others=self._others(instance, primary),
         )
-        self._failures[new_id] = failure
+        self._failures.pop(new_id, None)
+        self._failures[new_id] = failure  # last heard of goes last
         if len(self._failures) > FAILURE_LIMIT:
-            del self._failures[next(iter(self._failures))]
+            gone = next(iter(self._failures))
+            del self._failures[gone]
+            self._evicted.append(gone)
         return FailureChange(failure, dropped)
 
     def _uncount(self, failure_id: str, restart: int) -> str:

@@ -33,6 +33,7 @@ class FaultLedger:
         self._about = about
         self._boot = boot
         self._faults: dict[str, Fault] = {}
+        self._evicted: list[str] = []
 
     def restore(self, faults: Iterable[Fault]) -> None:
         self._faults = {f.id: f for f in faults}
@@ -181,11 +182,17 @@ class FaultLedger:
         self._bound()
         return done
 
+    def evicted(self) -> list[str]:
+        """Ids of faults that were given up for room since this was last asked."""
+        gone, self._evicted = self._evicted, []
+        return gone
+
     def _bound(self) -> None:
         if len(self._faults) <= FAULT_LIMIT:
             return
         expendable = next((f.id for f in self._faults.values() if not f.accuses), next(iter(self._faults)))
         del self._faults[expendable]
+        self._evicted.append(expendable)
 
 
 def _soon_after(fault: Fault, signal: Signal) -> bool:

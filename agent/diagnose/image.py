@@ -21,6 +21,9 @@ from agent.model import Component, Verdict
 NODE_FACTS = frozenset({"driver", "driver_kind", "gpu_model"})
 """Facts about a node, true of each container on it."""
 
+NODE_TEXT = NODE_FACTS | {"visible_gpus"}
+"""All that a text about a node alone tells (nvidia-smi, the driver's file)."""
+
 IMAGE_FACTS = frozenset({"cuda", "cuda_tag"})
 """Facts about an image. Files handed in together mostly speak of one."""
 

@@ -178,6 +178,7 @@ def _blaming(failure: Failure, about: About, blame: Blame) -> Verdict:
             evidence=evidence,
             fault=first.id,
         )
+    open_faults = [f for f in faults if f.open]
     which = (
         subject_of(first)
         if len(faults) == 1
@@ -187,12 +188,13 @@ def _blaming(failure: Failure, about: About, blame: Blame) -> Verdict:
         base,
         title=f"{about.title}: {first.title}",
         component=first.component,
-        cause=f"{which[0].upper()}{which[1:]} is faulted: {first.why}",
+        cause=f"{which[0].upper()}{which[1:]} {'is' if open_faults else 'was'} faulted: {first.why}",
         confidence=blame.confidence,
-        action=strongest(*(f.action for f in faults)),
+        action=strongest(*(f.action for f in open_faults)) if open_faults else Action.ADVISE,
         gpu=gpu,
         xids=xids,
-        why=f"{_blame_sentence(blame)} This is not a fault of the backend or of its flags.",
+        why=_blame_sentence(blame)
+        + (" This is not a fault of the backend or of its flags." if blame.confidence is Confidence.CERTAIN else ""),
         fix=first.fix,
         remedies=(),
         evidence=evidence,
@@ -285,11 +287,15 @@ def _fault_sentence(fault: Fault) -> str:
 
 
 def _blame_sentence(blame: Blame) -> str:
-    if blame.confidence is Confidence.CERTAIN:
+    if blame.by == "held" and len(blame.faults) == 1:
         return "The container held this GPU, and the kernel log shows its fault."
+    if blame.by == "held":
+        return "The container held several GPUs that are faulted."
+    if blame.by == "named":
+        return "The container's text names this GPU, and the kernel log shows its fault."
     if len(blame.faults) > 1:
         return "Several GPUs of this node are faulted and which one this container held is not known."
-    return "It is the only fault on this node that explains the text; which GPU the container held is not known."
+    return "It is the only fault on this node that explains the text; that the container held this GPU is not shown."
 
 
 def _distinct(evidence: Iterable[Evidence]) -> tuple[Evidence, ...]:

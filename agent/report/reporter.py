@@ -43,13 +43,21 @@ class Reporter:
         self._series: dict[str, Report] = {}
         self._told: dict[str, float] = {}
         self.plans: dict[str, Plan] = {}
+        self.on_failure: Callable[[Verdict], None] = lambda _: None
+        """Called once for each failure, when it is first told."""
 
     def restore(self, *, faults: Iterable[Fault], verdicts: Iterable[Verdict], series: Mapping[str, Report]) -> None:
-        """Takes up what an earlier run told; what it had not told yet is held back or told now by `changed`."""
+        """Takes up what an earlier run told; what it had not told yet is told when it is due."""
         self._series = dict(series)
         self._told = {key: r.last_seen or 0.0 for key, r in series.items()}
         self._faults = {f.id: f for f in faults if any(k.startswith(f"fault/{f.id}/") for k in series)}
-        self._verdicts = {v.id: v for v in verdicts if any(k.startswith(f"verdict/{v.id}/") for k in series)}
+        told = {key.split("/")[1] for key in series if key.startswith("verdict/")}
+        now = self._clock()
+        for verdict in verdicts:
+            if verdict.id in told:
+                self._verdicts[verdict.id] = verdict
+            elif _is_told(verdict):
+                self._held[verdict.id] = (now if _settled(verdict) else now + self.settle, verdict)
         self.plans = {f.id: self._plan(f) for f in self._faults.values()}
 
     def change(self, *, mode: Mode, settle: float) -> None:
@@ -71,10 +79,12 @@ class Reporter:
         for verdict_id in changes.dropped:
             self._verdicts.pop(verdict_id, None)
             self._held.pop(verdict_id, None)
+            self._faults.pop(verdict_id, None)
+            self.plans.pop(verdict_id, None)
         now = self._clock()
         for verdict in changes.verdicts.values():
-            if verdict.container is None or verdict.rule.startswith("causes/"):
-                continue  # told as its fault, or part of the undecided verdict beside it
+            if not _is_told(verdict):
+                continue
             if _settled(verdict):
                 self._held.pop(verdict.id, None)
                 fresh += self._verdict(verdict)
@@ -102,6 +112,8 @@ class Reporter:
     def _verdict(self, verdict: Verdict) -> list[Report]:
         before = self._verdicts.get(verdict.id)
         self._verdicts[verdict.id] = verdict
+        if before is None:
+            self.on_failure(verdict)
         return verdict_reports(before, verdict, node=self.node, role=self._role_of(verdict.rule))
 
     def _plan(self, fault: Fault) -> Plan:
@@ -123,6 +135,11 @@ class Reporter:
             del self._series[gone]
             self._told.pop(gone, None)
         return stored
+
+
+def _is_told(verdict: Verdict) -> bool:
+    """False for what is told as its fault, or as part of the undecided verdict beside it."""
+    return verdict.container is not None and not verdict.rule.startswith("causes/")
 
 
 def _settled(verdict: Verdict) -> bool:

@@ -18,6 +18,8 @@ class Telemetry:
     def __init__(self, metrics: m.Metrics, reporter: Reporter, *, clock: Callable[[], float]) -> None:
         self._metrics, self._reporter, self._clock = metrics, reporter, clock
         self._started = clock()
+        # Counted when told: until then the cause may still come, and one failure must not be two.
+        reporter.on_failure = lambda v: metrics.add(m.FAILURES, component=v.component, confidence=v.confidence)
         self.hits: Counter[str] = Counter()
         self._faults: dict[str, Fault] = {}
         self._verdicts: dict[str, Verdict] = {}
@@ -59,10 +61,8 @@ class Telemetry:
             self._faults[fault.id] = fault
         for gone in changes.dropped:
             self._verdicts.pop(gone, None)
+            self._faults.pop(gone, None)
         for verdict in changes.verdicts.values():
-            counts = verdict.container is not None and not verdict.rule.startswith("causes/")
-            if counts and verdict.id not in self._verdicts:
-                self._metrics.add(m.FAILURES, component=verdict.component, confidence=verdict.confidence)
             self._verdicts[verdict.id] = verdict
         stored = self._reporter.changed(changes)
         self._gauges()

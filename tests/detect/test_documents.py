@@ -49,7 +49,8 @@ def test_another_rules_line_below_a_header_names_no_gpu() -> None:
 def test_all_listed_gpus_are_one_fact() -> None:
     listed = "GPU 0: NVIDIA H200 (UUID: GPU-aaaaaaaa-1111)\nGPU 1: NVIDIA H200 (UUID: GPU-bbbbbbbb-2222)\n"
     *_, last = read(listed)
-    assert (last.role, dict(last.fields)) == (Role.CONTEXT, {"visible_gpus": "GPU-aaaaaaaa-1111 GPU-bbbbbbbb-2222"})
+    assert last.role is Role.CONTEXT
+    assert last.fields == {"visible_gpus": "GPU-aaaaaaaa-1111 GPU-bbbbbbbb-2222", "gpu_model": "NVIDIA H200"}
 
 
 def test_a_node_that_offers_fewer_gpus_than_it_has_is_told_in_either_order() -> None:

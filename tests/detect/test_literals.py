@@ -37,7 +37,7 @@ def test_no_anchor_is_a_fragment_of_ordinary_text() -> None:
 
 def test_a_literal_of_nothing_but_ordinary_fragments_is_still_found() -> None:
     texts = [*MANY, b"an ordinary line"]
-    index = LiteralIndex(texts, anchors=ANCHORS)
+    index = LiteralIndex(texts, anchors=choose_anchors(texts, ordinary=b"an ordinary line\n"))
     assert index.scan(b"this is an ordinary line indeed")[0] == [(300, 24)]
 
 
@@ -57,3 +57,11 @@ def test_the_sample_of_a_hostile_block_holds_every_literal_that_occurs() -> None
 
 def test_the_limit_is_what_the_agent_can_afford() -> None:
     assert literals.HIT_LIMIT <= 1000
+
+
+def test_a_block_full_of_anchors_is_searched_whole_and_not_sampled() -> None:
+    index = LiteralIndex(MANY, anchors=ANCHORS)
+    fragment = next(a for a in ANCHORS if a not in (MANY[3],))
+    block = (fragment + b"-") * 2000 + MANY[3] + b"\n" + MANY[3]
+    hits, sampled = index.scan(block)
+    assert not sampled and [i for i, _ in hits] == [3, 3]

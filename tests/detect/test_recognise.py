@@ -69,9 +69,14 @@ def test_in_a_report_each_kernel_line_is_judged_where_it_stands() -> None:
     assert [i for i in range(len(lines)) if stands_apart(lines, i)] == [5, 6]
 
 
-def test_lines_in_a_row_at_the_end_of_a_report_stand_apart_and_their_continuations_too() -> None:
-    lines = [HEAD + "a", XID, "               NVRM: (PCI ID: 10de:26b5) installed in this system has", XID, XID]
-    assert [stands_apart(lines, i) for i in range(5)] == [False, True, True, True, True]
+def test_lines_in_a_row_at_the_end_of_a_programs_log_may_be_the_programs() -> None:
+    lines = [HEAD + "a", "", XID, XID, XID, XID]
+    assert [stands_apart(lines, i) for i in range(6)] == [False] * 6
+
+
+def test_lines_in_a_row_at_the_end_of_prose_stand_apart_and_their_continuations_too() -> None:
+    lines = ["It says:", XID, "               NVRM: (PCI ID: 10de:26b5) installed in this system has", XID, XID]
+    assert [stands_apart(lines, i, among_program=False) for i in range(5)] == [False, True, True, True, True]
 
 
 def test_an_index_outside_the_lines_stands_nowhere() -> None:

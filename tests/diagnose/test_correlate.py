@@ -144,3 +144,21 @@ def test_a_name_that_cannot_be_compared_excludes_nothing() -> None:
     named = said(BUSY, gpu=GpuRef(uuid="GPU-1"))
     got = blame(failed(named), BUSY, faults=faults(xid(79)), held=None, window=120, kernel_read=True)
     assert got.gpu.pci == "0000:5d:00" and got.confidence is Confidence.LIKELY
+
+
+def test_what_the_kubelet_gave_out_outranks_what_the_text_names() -> None:
+    named = said(BUSY, gpu=GpuRef(pci=parse_pci("0000:5d:00")))
+    got = blame(failed(named), BUSY, faults=faults(xid(79, of=G5)), held=holds(U9), window=120, kernel_read=True)
+    assert not got.faults and got.sound
+
+
+def test_a_fault_whose_uuid_is_not_known_is_likely_at_most_where_the_devices_are_known() -> None:
+    named = said(BUSY, gpu=GpuRef(pci=parse_pci("0000:5d:00")))
+    got = blame(failed(named), BUSY, faults=faults(xid(79)), held=holds(U9), window=120, kernel_read=True)
+    assert got.confidence is Confidence.LIKELY and got.by == "named"
+    assert any("UUID of the faulted GPU is not known" in line for line in got.checked)
+
+
+def test_an_unreadable_kernel_log_makes_nothing_sound() -> None:
+    got = blame(failed(said(BUSY)), BUSY, faults=faults(xid(79, of=G5)), held=holds(U9), window=120, kernel_read=False)
+    assert not got.sound

@@ -5,6 +5,7 @@ import itertools
 import pytest
 
 from agent.diagnose.diagnostician import Diagnostician
+from agent.diagnose.failures import FAILURE_LIMIT
 from agent.diagnose.knowledge import Knowledge
 from agent.model import Action, Allocation, Component, Confidence, Severity, Verdict
 from agent.rulebook import load_rulebook
@@ -67,8 +68,7 @@ def test_an_allocation_that_becomes_known_later_makes_it_certain() -> None:
     d = core()
     d.apply([xid(79, of=gpu(uuid="GPU-5")), said(BUSY)])
     assert only(d.verdicts).confidence is Confidence.LIKELY
-    d.held([Allocation(container=pod(restart=4), devices=("GPU-5",), since=0.0)])
-    changes = d.reconsider()
+    changes = d.held([Allocation(container=pod(restart=4), devices=("GPU-5",), since=0.0)])
     assert only(tuple(changes.verdicts.values())).confidence is Confidence.CERTAIN
 
 
@@ -138,3 +138,41 @@ def test_blindness_never_looks_like_health(kernel_read: bool) -> None:
     d.apply([said(BUSY)])
     told_gpu_possible = Component.GPU in {v.component for v in d.verdicts}
     assert told_gpu_possible is not kernel_read
+
+
+def test_a_failure_on_a_gpu_that_was_cleared_since_asks_for_nothing_in_the_cluster() -> None:
+    clear = xid(154, severity=Severity.INFO, recovery="none", verdict=True, clears=True, at=200.0)
+    d = core()
+    d.apply([xid(95, at=95.0), said(BUSY, at=100), clear])
+    verdict = next(v for v in d.verdicts if v.container is not None)
+    assert verdict.action is Action.ADVISE and "was faulted" in verdict.cause
+
+
+def test_a_crash_long_after_the_fault_was_cleared_is_not_its_doing() -> None:
+    clear = xid(154, severity=Severity.INFO, recovery="none", verdict=True, clears=True, at=200.0)
+    d = core()
+    d.apply([xid(95, at=95.0), said(BUSY, by=pod(restart=0), at=100), clear])
+    d.apply([said(BUSY, by=pod(restart=1), at=90_000)])
+    first = next(v for v in d.verdicts if v.container is not None)
+    assert first.fault is None and first.confidence is Confidence.UNDECIDED
+
+
+def test_devices_of_other_containers_make_nothing_be_judged_again() -> None:
+    d = core()
+    d.apply([xid(79, of=gpu(uuid="GPU-5")), said(BUSY)])
+    assert not d.held([Allocation(container=pod("other"), devices=("GPU-5",), since=0.0)])
+
+
+def test_what_is_given_up_for_room_leaves_no_verdict_behind() -> None:
+    d = core()
+    for n in range(FAILURE_LIMIT + 40):
+        d.apply([said(FLAG, by=pod(f"p{n}"), at=float(n))])
+    assert len(d.failures) == FAILURE_LIMIT
+    assert len({v.container for v in d.verdicts}) == FAILURE_LIMIT
+
+
+def test_a_failure_that_goes_on_is_not_the_first_to_be_given_up() -> None:
+    d = core()
+    for n in range(FAILURE_LIMIT + 40):
+        d.apply([said(BUSY, by=pod("old"), at=float(n)), said(FLAG, by=pod(f"p{n}"), at=float(n))])
+    assert any(f.container.pod == "old" for f in d.failures)

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.detect.container import ContainerDetector, StreamState
 from agent.detect.rules import Rule, RuleError
 from agent.diagnose.diagnostician import Diagnostician
 from agent.diagnose.image import Fit, ImageTable, derived, driver_fit, parse_table
@@ -267,3 +268,17 @@ def test_taking_one_piece_of_advice_back_leaves_the_other_as_the_first() -> None
     core.apply([told({"ready": "yes"})])
     assert [v.rule for v in core.verdicts] == ["sglang/fp8-kv-without-scales"]
     assert len(core.failures) == 1 and core.failures[0].signals == 1
+
+
+def test_a_list_of_gpus_handed_in_beside_a_log_tells_the_architecture() -> None:
+    detector = ContainerDetector(BOOK.rules)
+
+    def read(name: str, text: str) -> list[Signal]:
+        return detector.signals(text.encode(), state=StreamState(), container=handed(name), source=name)
+
+    core = diagnostician()
+    listed = "GPU 0: NVIDIA B200 (UUID: GPU-0a1b2c3d-1111-2222-3333-444455556666)\n"
+    error = "RuntimeError: CUDA error: no kernel image is available for execution on the device\n"
+    core.apply([*read("log", "CUDA Version 12.6.3\n" + error), *read("smi", listed)])
+    assert [v.rule for v in core.verdicts] == ["cuda/no-kernel-image"]
+    assert core.verdicts[0].cause.startswith("The image is built with CUDA 12.6, which cannot make code for sm100")

@@ -124,3 +124,27 @@ def test_the_plan_of_each_fault_is_kept() -> None:
 def test_no_change_tells_nothing() -> None:
     desk = Desk()
     assert desk.reporter.changed(Changes()) == [] and desk.told == []
+
+
+def test_a_verdict_that_was_held_back_at_the_stop_is_told_by_the_next_run() -> None:
+    desk = Desk()
+    desk.see(said(BUSY))
+    again = Desk()
+    again.now = 1060.0
+    again.core.restore(faults=desk.core.faults, failures=desk.core.failures)
+    again.reporter.restore(faults=again.core.faults, verdicts=again.core.verdicts, series={})
+    assert again.reporter.due() == 1070.0
+    again.now = 1070.0
+    again.reporter.settled()
+    assert again.reasons == [Reason.BACKEND_FAILURE_UNDECIDED]
+
+
+def test_a_failure_is_counted_once_when_it_is_told_whatever_it_was_taken_for_before() -> None:
+    desk = Desk()
+    counted: list[str] = []
+    desk.reporter.on_failure = lambda verdict: counted.append(verdict.rule)
+    desk.see(said(BUSY))
+    desk.see(said(FLAG))
+    desk.now = 5000.0
+    desk.reporter.settled()
+    assert counted == [FLAG.id]

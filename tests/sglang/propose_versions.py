@@ -19,8 +19,9 @@ from agent.rulebook import load_rulebook
 from agent.upstream.compare import Standing, compare
 from agent.upstream.versions import bounds_of
 
-_RULE = re.compile(r"^  - id: (?P<id>\S+)\s*$")
-_VERSIONS = re.compile(r"^    versions: .*$")
+_RULE = re.compile(r"^  - id: (?P<id>\S+)\s*$", re.M)
+_VERSIONS = re.compile(r"^    versions: .*\n", re.M)
+_LITERALS = re.compile(r"^    literals:", re.M)
 
 
 def proposed(standing: Standing, versions: tuple[str, ...]) -> str | None:
@@ -30,23 +31,29 @@ def proposed(standing: Standing, versions: tuple[str, ...]) -> str | None:
     alive = [v for v, place in zip(versions, standing.places, strict=True) if place is not None]
     if not alive or all(str(place).startswith("python/") for place in standing.places if place):
         return None  # nowhere, or Python's own words: no bound can be told from here
-    return bounds_of(alive, versions)
+    bounds = bounds_of(alive, versions)
+    return None if bounds == standing.bounds else bounds  # the same: a release between lost the text for a while
 
 
 def rewritten(text: str, bounds: Mapping[str, str]) -> str:
-    """A rule file with new `versions` lines; a rule without such a line gets one behind its `engine` line."""
-    out: list[str] = []
-    pending = ""
-    for line in text.splitlines():
-        if found := _RULE.match(line):
-            pending = bounds.get(found["id"], "")
-        elif pending and _VERSIONS.match(line):
-            line, pending = f"    versions: '{pending}'", ""
-        elif pending and line.startswith("    literals:"):
-            out.append(f"    versions: '{pending}'")
-            pending = ""
-        out.append(line)
-    return "\n".join(out) + ("\n" if text.endswith("\n") else "")
+    """A rule file with new `versions` lines; a rule without such a line gets one before its literals."""
+    starts = [found.start() for found in _RULE.finditer(text)]
+    if not starts:
+        return text
+    blocks = [text[start:end] for start, end in zip(starts, [*starts[1:], len(text)], strict=True)]
+    return text[: starts[0]] + "".join(_bounded(block, bounds) for block in blocks)
+
+
+def _bounded(block: str, bounds: Mapping[str, str]) -> str:
+    found = _RULE.match(block)
+    new = bounds.get(found["id"], "") if found else ""
+    if not new:
+        return block
+    line = f"    versions: '{new}'\n"
+    if _VERSIONS.search(block):
+        return _VERSIONS.sub(lambda _: line, block, count=1)
+    at = _LITERALS.search(block)
+    return block[: at.start()] + line + block[at.start() :] if at else block
 
 
 def main(arguments: list[str]) -> int:

@@ -122,3 +122,9 @@ def test_only_versions_lines_change_when_bounds_are_written() -> None:
     assert new == text.replace("'>=0.5.3'", "'>=0.5.4'").replace(
         "    literals: [other", "    versions: '>=0.5.9'\n    literals: [other"
     )
+
+
+def test_a_versions_line_that_stands_after_the_literals_is_changed_where_it_is() -> None:
+    text = "rules:\n  - id: a/one\n    literals: [text]\n    versions: '>=1'\n  - id: a/two\n    literals: [other]\n"
+    assert rewritten(text, {"a/one": ">=2"}) == text.replace(">=1", ">=2")
+    assert rewritten("schema: 1\nrules: []\n", {"a/one": ">=2"}) == "schema: 1\nrules: []\n"
