@@ -844,9 +844,11 @@ async def test_a_source_is_blind_while_its_root_is_missing_or_none_of_its_logs_c
     assert source.blind == ""
     chunks = source.chunks()
     first = asyncio.ensure_future(anext(chunks))
+    for _ in range(1000):
+        await asyncio.sleep(0)
+        if source.blind:
+            break
     async with asyncio.timeout(5):
-        while not source.blind:
-            await asyncio.sleep(0)
         assert "none of the logs" in source.blind and "Permission denied" in source.blind
         locked = False
         source.reselect()
