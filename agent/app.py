@@ -370,8 +370,10 @@ class App:
         while True:
             due = self.reporter.due()
             timeout = None if due is None else max(due - self._clock(), 0.01)
+            # No wait_for: in Python 3.11 it forgets a cancellation that comes together with the event.
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), timeout)
+                async with asyncio.timeout(timeout):
+                    await self._wake.wait()
             self._wake.clear()
             if due is not None and due <= self._clock():
                 self._allocations_at = float("-inf")

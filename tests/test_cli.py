@@ -2,8 +2,11 @@
 
 import gzip
 import json
+import signal
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -179,8 +182,6 @@ def test_completion_scripts(shell: str) -> None:
 
 
 def test_a_port_in_use_is_one_line_with_the_cure_and_exit_status_2(tmp_path: Path) -> None:
-    import socket
-
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -204,3 +205,35 @@ def test_a_closed_pipe_is_no_failure_of_ours(logs: Path) -> None:
         check=False,
     )
     assert done.stdout.startswith("ID") and "Traceback" not in done.stderr
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_the_agent_ends_soon_after_sigterm_in_the_middle_of_a_reload_and_a_flood(tmp_path: Path) -> None:
+    pod = tmp_path / "pods" / "ns_p_0c6f1a52-0000-0000-0000-000000000001" / "sglang"
+    pod.mkdir(parents=True)
+    (tmp_path / "kmsg").touch()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    agent = subprocess.Popen(
+        [sys.executable, "-m", "agent", "run", "--http-address", "127.0.0.1", "--http-port", str(port),
+         "--state-dir", str(tmp_path / "state"), "--logs-root", str(tmp_path / "pods"),
+         "--kernel-path", str(tmp_path / "kmsg")],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        limit = time.monotonic() + 20
+        while not _listens(port) and agent.poll() is None and time.monotonic() < limit:
+            time.sleep(0.01)
+        (pod / "0.log").write_text(f"2026-11-30T20:00:00.000000000Z stderr F {BUSY}" * 100_000)
+        agent.send_signal(signal.SIGHUP)
+        agent.send_signal(signal.SIGTERM)
+        _, said = agent.communicate(timeout=2)
+    finally:
+        agent.kill()
+        agent.communicate()
+    assert agent.returncode == 0 and "Traceback" not in said, said

@@ -828,3 +828,30 @@ async def test_a_big_file_is_read_at_disk_cache_speed(world: World, writer: Writ
     rate = size / (time.perf_counter() - begun) / 1e6
     print(f"read: {rate:.0f} MB/s")
     assert rate > 50
+
+
+async def test_a_source_is_blind_while_its_root_is_missing_or_none_of_its_logs_can_be_opened(tmp_path: Path) -> None:
+    root, locked = tmp_path / "pods", True
+
+    def opener(path: str) -> int:
+        if locked:
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return open_log(path)
+
+    source = LogSource(root, select=lambda _: True, positions={}, opener=opener, poll=0.01)
+    assert source.blind == f"{root} is not there"
+    Writer(root).write("one\n")
+    assert source.blind == ""
+    chunks = source.chunks()
+    first = asyncio.ensure_future(anext(chunks))
+    for _ in range(1000):
+        await asyncio.sleep(0)
+        if source.blind:
+            break
+    async with asyncio.timeout(5):
+        assert "none of the logs" in source.blind and "Permission denied" in source.blind
+        locked = False
+        source.reselect()
+        assert (await first).data == b"one\n"
+    assert source.blind == ""
+    await chunks.aclose()

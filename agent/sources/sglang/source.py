@@ -117,7 +117,8 @@ class ServerSource:
             due = min((k.due for k in self._servers.values()), default=None)
             timeout = None if due is None else max(due - self._monotonic(), 0.0)
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), timeout)
+                async with asyncio.timeout(timeout):  # wait_for may forget a cancellation in Python 3.11
+                    await self._wake.wait()
 
     async def _ask(self, known: _Known) -> Answered | None:
         server = self._server(known)
