@@ -24,7 +24,6 @@ from tests.regenerate_docs import DOCS, EVENTS, PARTS, ROOT, explained, refused_
 
 PAGES = [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
 IDS = [str(page.relative_to(ROOT)) for page in PAGES]
-FORBIDDEN = re.compile(r"(?<![\w.])shared/|/work\b|subagent", re.IGNORECASE)
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=IDS)
 
@@ -142,11 +141,6 @@ def test_a_wrong_command_or_flag_is_noticed() -> None:
 
 def test_commands_are_found_at_all() -> None:
     assert sum(len(list(_command_lines(page.read_text()))) for page in PAGES) > 20
-
-
-@every_page
-def test_no_forbidden_word(page: Path) -> None:
-    assert FORBIDDEN.findall(page.read_text()) == []
 
 
 # -- examples and lists of fields

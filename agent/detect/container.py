@@ -23,6 +23,12 @@ LINE_CAP = 256 * 1024
 EVIDENCE_CAP = 600
 """The most characters of a line that are quoted."""
 
+MARGIN = 4096
+"""Characters beyond what is quoted that are searched for secrets: one may begin in the quotation and end behind it."""
+
+SLOW_RULES = 2
+"""Rules that may run out of time on one line before the line is left: a hostile one must not meet them all."""
+
 VARIANTS = 16
 """Different signals of one rule that one block may give; what comes after is counted with the last of them."""
 
@@ -73,6 +79,8 @@ class DetectorFigures:
     hits: int = 0
     sampled_blocks: int = 0
     capture_timeouts: int = 0
+    abandoned_lines: int = 0
+    """Lines left before all their rules were tried."""
     cut_lines: int = 0
 
 
@@ -259,7 +267,8 @@ class ContainerDetector:
         line_number: Callable[[int], int | None],
     ) -> Iterator[Signal]:
         rules = [self.rules[i] for i in dict.fromkeys(i for literal in line.literals for i in self._owners[literal])]
-        claimed = False
+        claimed, slow = False, 0
+        evidence: Evidence | None = None
         for rule in sorted(rules, key=lambda r: r.role is Role.UNCLAIMED):
             if claimed and rule.role is Role.UNCLAIMED:
                 break
@@ -268,10 +277,21 @@ class ContainerDetector:
                 fields = rule.capture_fields(framed.message)
             except TimeoutError:
                 self.figures.capture_timeouts += 1
+                slow += 1
+                if slow >= SLOW_RULES:
+                    self.figures.abandoned_lines += 1
+                    break
                 continue
             if fields is not None:
                 claimed = claimed or rule.role is not Role.CONTEXT
-                yield self._signal(rule, fields, framed, line, state, container, source, line_number)
+                evidence = evidence or Evidence(
+                    source=source,
+                    line=line_number(line.offset),
+                    offset=line.offset,
+                    text=shorten(_shown(framed.message)),
+                    time=framed.time,
+                )
+                yield self._signal(rule, fields, framed, line, state, container, evidence)
 
     def _signal(
         self,
@@ -281,12 +301,11 @@ class ContainerDetector:
         line: Line,
         state: StreamState,
         container: ContainerRef,
-        source: str,
-        line_number: Callable[[int], int | None],
+        evidence: Evidence,
     ) -> Signal:
         if text := fields.pop("server_args", None):
             fields |= facts_of(parse_server_args(text) or {})
-        fields = {k: encodable(redact(v))[:EVIDENCE_CAP] for k, v in fields.items()} | dict(rule.facts)
+        fields = {k: _shown(v)[:EVIDENCE_CAP] for k, v in fields.items()} | dict(rule.facts)
         rank = self._rank(rule, framed, line.offset, state)
         xid = _int(fields.get("xid"))
         return Signal(
@@ -299,13 +318,7 @@ class ContainerDetector:
             xid=xid,
             container=container,
             rank=rank,
-            evidence=Evidence(
-                source=source,
-                line=line_number(line.offset),
-                offset=line.offset,
-                text=shorten(encodable(redact(framed.message))),
-                time=framed.time,
-            ),
+            evidence=evidence,
         )
 
     def _rank(self, rule: Rule, framed: Framed, offset: int, state: StreamState) -> int | None:
@@ -323,6 +336,20 @@ class ContainerDetector:
             if len(state.ranks) == 1:
                 return _tp_rank(next(iter(state.ranks)))
         return own
+
+
+def _shown(text: str) -> str:
+    """The beginning of a tenant's text without secrets, ready to be stored; more than is shown of it, if there is.
+
+    Looking for secrets is the dearest step of all, so that it is spared what nobody will see.
+    """
+    beginning = text[: EVIDENCE_CAP + MARGIN]
+    clean = redact(beginning)
+    if len(beginning) < len(text) and len(clean) <= EVIDENCE_CAP:
+        # So much was hidden that the cut would show: what stands there may be a secret's half.
+        kept, blank, _ = clean.rpartition(" ")
+        clean = f"{kept}{blank}…"
+    return encodable(clean)
 
 
 def encodable(text: str) -> str:

@@ -189,15 +189,8 @@ def _last_fragment(content: str) -> str:
     """The text behind the last carriage return: what a terminal would show of a progress bar's line."""
     if "\r" not in content:
         return content
-    content = content.rstrip("\r\n")
-    while (at := content.rfind("\r")) >= 0:
-        if last := content[at + 1 :]:
-            if not last.isspace():
-                return last
-            content = content[:at].rstrip("\r")
-        else:
-            content = content[:at]
-    return content
+    fragments = content.rstrip("\r\n").split("\r")
+    return next((text for text in reversed(fragments) if text and not text.isspace()), fragments[0])
 
 
 def open_envelope(line: str) -> Enveloped:

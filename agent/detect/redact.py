@@ -35,8 +35,21 @@ _PROSE = (
     r"(?:is|to|or|and|with|without|for|when|the|a|requires?|must|was|set|from|in|if|of|on|not|flag|option|argument)"
     r"(?![\w-])"
 )
+_SECRET_FLAGS = (
+    "api-key",
+    "token",
+    "password",
+    "secret",
+    "passphrase",
+    "access-key",
+    "watermark-key",
+    "watermark-key-b",
+)
+# The word with the flag is read once, from its start, and only then looked at from its end: a line of dashes would
+# else be read again from each of them.
 _FLAG = re.compile(
-    r"(?P<name>--(?:[a-z0-9-]{0,60}-)?(?:api-key|token|password|secret|passphrase|access-key|secret-key|watermark-key(?:-b)?)"
+    r"(?P<name>(?<![a-z0-9-])(?=[a-z0-9]*+(?:-[a-z0-9]++)*+--)[a-z0-9-]++"
+    rf"(?:{'|'.join(f'(?<=-{name})' for name in _SECRET_FLAGS)})"
     r"(?:=|['\"]?\s{0,4},\s{0,4}['\"]?|\s{1,4})['\"]?)"
     rf"(?!-|\[redacted\]|{_NOTHING}|{_PROSE}|-?\d+(?:\.\d+)?(?![\w.-]))(?P<bare>[^\s'\",\]]+)",
     re.IGNORECASE,
@@ -51,7 +64,7 @@ _BEARER = re.compile(
     r"(?P<bare>[A-Za-z0-9._~+/=-]{8,})",
     re.IGNORECASE,
 )
-_URL = re.compile(r"(?P<name>[a-z][a-z0-9+.-]{0,30}://)(?!\[redacted\]@)(?P<bare>[^\s/'\"?#]+)(?=@)", re.IGNORECASE)
+_URL = re.compile(r"(?P<name>(?<=[a-z0-9+.-])://)(?!\[redacted\]@)(?P<bare>[^\s/'\"?#]+)(?=@)", re.IGNORECASE)
 _QUERY = re.compile(
     r"(?P<name>[?&](?:x-amz-(?:signature|credential|security-token)|sig|signature|key|auth|pwd)=)(?!\[redacted\])(?P<bare>[^&\s'\"]+)",
     re.IGNORECASE,

@@ -168,6 +168,7 @@ class _Reader:
     def raw(self) -> str:
         """Text up to the comma or bracket that belongs to what surrounds it; brackets and quotes inside balance."""
         start, open_ = self.at, list[str]()
+        count = dict.fromkeys(_CLOSERS.values(), 0)  # of `open_`: looking through it for each step would take too long
         while True:
             if string := self.string():
                 self.at = string.end()
@@ -178,11 +179,14 @@ class _Reader:
             char = step[0]
             if char in _CLOSERS:
                 open_.append(_CLOSERS[char])
-            elif char in open_:
+                count[_CLOSERS[char]] += 1
+            elif count.get(char):
                 # What was opened since and not closed was no bracket (a `<` that is a sign).
-                while open_.pop() != char:
-                    pass
-            elif char in (")", "]", "}") and all(one == ">" for one in open_):
+                closed = ""
+                while closed != char:
+                    closed = open_.pop()
+                    count[closed] -= 1
+            elif char in (")", "]", "}") and len(open_) == count[">"]:
                 return self.text[start : self.at].strip()
             elif char == "," and not open_:
                 return self.text[start : self.at].strip()
