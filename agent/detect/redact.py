@@ -46,9 +46,9 @@ _SECRET_FLAGS = (
     "watermark-key-b",
 )
 # The word with the flag is read once, from its start, and only then looked at from its end: a line of dashes would
-# else be read again from each of them.
+# else be read again from each of them. No possessive quantifier: `re` of Python before 3.11.5 gets them wrong.
 _FLAG = re.compile(
-    r"(?P<name>(?<![a-z0-9-])(?=[a-z0-9]*+(?:-[a-z0-9]++)*+--)[a-z0-9-]++"
+    r"(?P<name>(?<![a-z0-9-])(?=[a-z0-9-]*?--)[a-z0-9-]+"
     rf"(?:{'|'.join(f'(?<=-{name})' for name in _SECRET_FLAGS)})"
     r"(?:=|['\"]?\s{0,4},\s{0,4}['\"]?|\s{1,4})['\"]?)"
     rf"(?!-|\[redacted\]|{_NOTHING}|{_PROSE}|-?\d+(?:\.\d+)?(?![\w.-]))(?P<bare>[^\s'\",\]]+)",

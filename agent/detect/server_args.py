@@ -30,8 +30,8 @@ _SECRET_NAME = re.compile(
 _SPACE = re.compile(r"\s*")
 _NAME = re.compile(r"([A-Za-z_]\w*)\s*=(?!=)\s*")
 _QUOTE = re.compile(r"[bBrRuU]{0,2}['\"]")
-_STRING = re.compile(r"""[bBrRuU]{0,2}(?:'((?:[^'\\]++|\\.)*+)'|"((?:[^"\\]++|\\.)*+)")""", re.DOTALL)
-_NUMBER = re.compile(r"[-+]?(?:\d[\d_]*+(?:\.\d*+)?|\.\d++)(?:[eE][-+]?\d++)?(?=\s{0,4}[,)\]}:])")
+_STRING = re.compile(r"""[bBrRuU]{0,2}(?:'([^'\\]*(?:\\.[^'\\]*)*)'|"([^"\\]*(?:\\.[^"\\]*)*)")""", re.DOTALL)
+_NUMBER = re.compile(r"[-+]?(?:\d[\d_]*(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?(?=\s{0,4}[,)\]}:])")
 _WORD = re.compile(r"(?:True|False|None|true|false|null)(?=\s{0,4}[,)\]}:])")
 _WORDS: Mapping[str, bool | None] = {
     "True": True, "False": False, "None": None, "true": True, "false": False, "null": None,
