@@ -6,7 +6,7 @@ import gzip
 import os
 import random
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,34 +17,10 @@ from agent.model import ContainerRef
 from agent.sources.logs.follow import Chunk, LogSource, Position
 from agent.sources.logs.inotify import OVERFLOW, Inotify
 from agent.sources.logs.tail import open_log
-from agent.sources.logs.watch import Handle
+from tests.sources.timers import Timers
 
 STAMPS = ("20260720-091402", "20260720-091412", "20260720-091422", "20260720-091432")
 MAIN = "llm/sglang-0/u1/main"
-
-
-class Timers:
-    """Stands in for ``loop.call_later``: nothing runs until the test says so."""
-
-    def __init__(self) -> None:
-        self.pending: list[tuple[float, Callable[[], None]]] = []
-
-    def __call__(self, delay: float, callback: Callable[[], None]) -> Handle:
-        entry = (delay, callback)
-        self.pending.append(entry)
-        pending = self.pending
-
-        class Cancel:
-            def cancel(self) -> None:
-                if entry in pending:
-                    pending.remove(entry)
-
-        return Cancel()
-
-    def fire(self) -> None:
-        due, self.pending[:] = list(self.pending), []
-        for _, callback in due:
-            callback()
 
 
 class Writer:

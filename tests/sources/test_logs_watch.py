@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.sources.logs.inotify import CLOSE_WRITE, MODIFY, Inotify, RawEvent, events
-from agent.sources.logs.watch import FILES, TREE, Change, Handle, Watcher
+from agent.sources.logs.watch import FILES, TREE, Change, Watcher
+from tests.sources.timers import Timers
 
 
 def record(wd: int, mask: int, name: bytes) -> bytes:
@@ -62,30 +63,6 @@ class Heard:
                         return change
                 self._more.clear()
                 await self._more.wait()
-
-
-class Timers:
-    """Stands in for ``loop.call_later``: nothing runs until the test says so."""
-
-    def __init__(self) -> None:
-        self.pending: list[tuple[float, Callable[[], None]]] = []
-
-    def __call__(self, delay: float, callback: Callable[[], None]) -> Handle:
-        entry = (delay, callback)
-        self.pending.append(entry)
-        pending = self.pending
-
-        class Cancel:
-            def cancel(self) -> None:
-                if entry in pending:
-                    pending.remove(entry)
-
-        return Cancel()
-
-    def fire(self) -> None:
-        due, self.pending[:] = list(self.pending), []
-        for _, callback in due:
-            callback()
 
 
 async def test_a_write_a_rename_and_a_removed_directory_are_told(tmp_path: Path) -> None:
