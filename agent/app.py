@@ -564,6 +564,7 @@ class App:
         self._metrics.total(m.STORE_ERRORS, self.store.errors)
         self._metrics.set(m.STORE_DURABLE, 1 if self.store.durable else 0)
         self._metrics.set(m.STORE_PENDING, self.store.pending)
+        self._metrics.total(m.STORE_DROPPED, self.store.dropped)
 
 
 def _checked_rulebook(settings: Settings) -> Rulebook:

@@ -213,6 +213,13 @@ async def test_stored_rows_of_another_shape_are_passed_over_and_told(tmp_path: P
         pass
 
 
+async def test_changes_that_the_store_gave_up_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Store, "dropped", 7)
+    app = App(settings(tmp_path), sink=lambda _: None)
+    async with running(app):
+        assert app.samples()["faultline_store_dropped_changes_total"] == 7
+
+
 async def test_a_rule_folder_that_is_removed_made_anew_or_named_later_is_watched(tmp_path: Path) -> None:
     first, second = tmp_path / "first", tmp_path / "deep" / "second"
     first.mkdir()

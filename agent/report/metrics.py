@@ -180,6 +180,11 @@ STORE_DURABLE = MetricSpec(
 STORE_PENDING = MetricSpec(
     name="faultline_store_pending_changes", kind="gauge", meaning="Changes that wait in memory for the disk."
 )
+STORE_DROPPED = MetricSpec(
+    name="faultline_store_dropped_changes_total",
+    kind="counter",
+    meaning="Changes given up before the disk took them, because too many waited.",
+)
 EVENTS = MetricSpec(
     name="faultline_events_total", kind="counter", meaning="Events told, new series and repeats, by reason.",
     labels=(Label(name="reason", values=tuple(Reason)),),
@@ -196,7 +201,7 @@ METRICS: tuple[MetricSpec, ...] = (
     VERDICTS, PLANS, PLANS_WITHHELD, SOURCE_LAST_READ, SOURCE_LOST, SOURCE_ERRORS, SOURCE_BLIND, KERNEL_FOREIGN,
     LOG_BYTES, LOG_FILES, CAPTURE_TIMEOUTS, RULES_LOADED, RULES_RELOAD_ERRORS,
     INTERNAL_ERRORS, STORE_ERRORS, STORE_DURABLE,
-    STORE_PENDING, EVENTS, DETECTION,
+    STORE_PENDING, STORE_DROPPED, EVENTS, DETECTION,
 )  # fmt: skip
 
 
