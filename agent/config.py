@@ -176,6 +176,14 @@ class KubeletSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
         ),
     ] = "/var/lib/kubelet/pods"
 
+    pod_resources: Annotated[
+        str, Meta(description="The kubelet's PodResources socket, which says who holds which device; empty: not asked.")
+    ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    pods_api: Annotated[
+        str,
+        Meta(description="The kubelet's Pods API socket; where it is not served the API server is watched instead."),
+    ] = "/var/lib/kubelet/pods-api/pods-api.sock"
+
 
 class GpusSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     proc: Annotated[str, Meta(description="Directory of the driver's own files; empty: not read.")] = (
@@ -209,6 +217,66 @@ class CorrelationSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         Seconds,
         Meta(description="How long a failure is held back for a kernel record that comes late.", extra=_LIVE),
     ] = 10.0
+
+
+class ClusterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The API server: who the agent is, and what it tells there."""
+
+    kubeconfig: Annotated[
+        str,
+        Meta(description="Kubeconfig to log in with; empty: the pod's service account, and no cluster without one."),
+    ] = ""
+    context: Annotated[str, Meta(description="Context of the kubeconfig; empty: its current one.")] = ""
+    deadline_seconds: Annotated[
+        float, Meta(ge=0.5, le=60, description="How long one request to the API server may take.")
+    ] = 10.0
+    heartbeat_seconds: Annotated[
+        float, Meta(ge=300, description="How often the condition GpuFault is refreshed while nothing changes.")
+    ] = 1800.0
+    events: Annotated[bool, Meta(description="Write Kubernetes Events.", extra=_LIVE)] = True
+    pod_name: Annotated[str, Meta(description="Name of the agent's own pod (downward API), for events about it.")] = ""
+    pod_namespace: Annotated[str, Meta(description="Namespace of the agent's own pod (downward API).")] = ""
+    pod_uid: Annotated[str, Meta(description="UID of the agent's own pod (downward API).")] = ""
+
+
+class BrakeSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """How many nodes of the cluster may be marked at once. It never stops a release."""
+
+    max_marked: Annotated[
+        str,
+        Meta(
+            pattern=r"^([1-9][0-9]{0,5}|([1-9][0-9]?|100)%)$",
+            description="Nodes that may carry a mark at once: a number, or a share of the GPU nodes (`10%`; 1 always).",
+            extra=_LIVE,
+        ),
+    ] = "10%"
+    gpu_nodes: Annotated[
+        str, Meta(min_length=1, description="Label selector of the cluster's GPU nodes, for a share.", extra=_LIVE)
+    ] = "nvidia.com/gpu.present=true"
+
+
+class RecoverySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """When a mark is taken back: see docs/recovery.md."""
+
+    hold_seconds: Annotated[
+        Seconds, Meta(description="How long a GPU must stay without a new fault before its mark falls.", extra=_LIVE)
+    ] = 600.0
+    hold_limit_seconds: Annotated[
+        Seconds, Meta(description="Longest hold: each fault that comes back doubles it up to this.", extra=_LIVE)
+    ] = 86400.0
+    withdrawn_seconds: Annotated[
+        Seconds,
+        Meta(
+            description="How long a GPU must be withdrawn by its device plugin before the node's taint falls for it.",
+            extra=_LIVE,
+        ),
+    ] = 60.0
+
+
+class DraSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    driver: Annotated[str, Meta(min_length=1, description="DRA driver whose devices are GPUs of this node.")] = (
+        "gpu.nvidia.com"
+    )
 
 
 class LimitsSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -253,6 +321,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     gpus: GpusSettings = msgspec.field(default_factory=GpusSettings)
     sglang: SglangSettings = msgspec.field(default_factory=SglangSettings)
     correlation: CorrelationSettings = msgspec.field(default_factory=CorrelationSettings)
+    cluster: ClusterSettings = msgspec.field(default_factory=ClusterSettings)
+    brake: BrakeSettings = msgspec.field(default_factory=BrakeSettings)
+    recovery: RecoverySettings = msgspec.field(default_factory=RecoverySettings)
+    dra: DraSettings = msgspec.field(default_factory=DraSettings)
     limits: LimitsSettings = msgspec.field(default_factory=LimitsSettings)
     log: LogSettings = msgspec.field(default_factory=LogSettings)
 

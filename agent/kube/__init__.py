@@ -1,0 +1,6 @@
+"""The Kubernetes API server: login, requests with deadlines, watches. Knows no GPU and decides nothing."""
+
+from agent.kube.client import KubeClient, KubeError, Patch, RefusedError, UnreachableError
+from agent.kube.login import Login, LoginError, login
+
+__all__ = ["KubeClient", "KubeError", "Login", "LoginError", "Patch", "RefusedError", "UnreachableError", "login"]

@@ -1,0 +1,240 @@
+"""One connection to the API server: raw JSON in and out, each request under a deadline. Retries nothing by itself.
+
+Who calls knows whether a request may be sent again; :mod:`agent.kube.backoff` says when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, Self
+
+import aiohttp
+
+from agent import __version__
+from agent.kube.login import Login
+
+if TYPE_CHECKING:
+    from kubernetes.aio.client.api_client import ApiClient
+
+Json = dict[str, Any]
+
+DEADLINE_SECONDS = 10.0
+"""One request, from connection to last byte."""
+
+ANSWER_BYTES = 64 << 20
+"""An answer longer than this is refused; 5,000 whole nodes are 18 MiB."""
+
+METADATA_ONLY = "application/json;as=PartialObjectMetadataList;v=v1;g=meta.k8s.io,application/json"
+
+
+class Patch(StrEnum):
+    """How a PATCH body is merged."""
+
+    STRATEGIC = "application/strategic-merge-patch+json"
+    MERGE = "application/merge-patch+json"
+    JSON = "application/json-patch+json"
+    APPLY = "application/apply-patch+yaml"
+
+
+class KubeError(Exception):
+    """A request that brought no answer that can be used."""
+
+    retry_after: float | None = None
+    """Seconds that the server asked to wait."""
+
+    @property
+    def passing(self) -> bool:
+        """True when the same request may succeed later."""
+        return True
+
+
+class UnreachableError(KubeError):
+    """No answer: no connection, a cut one, a certificate that is not trusted, or the deadline passed."""
+
+
+class RefusedError(KubeError):
+    """The server's answer was an error. ``status`` is HTTP's, ``reason`` is Kubernetes' (``Conflict``)."""
+
+    def __init__(self, what: str, *, status: int, reason: str, message: str, retry_after: float | None = None) -> None:
+        self.status, self.reason, self.message, self.retry_after = status, reason, message, retry_after
+        super().__init__(f"{what}: {status} {reason}: {message}" if message else f"{what}: {status} {reason}")
+
+    @property
+    def passing(self) -> bool:
+        return self.status in (401, 408, 409, 410, 429) or self.status >= 500
+
+
+class KubeClient:
+    """Requests to one API server. Use as an async context manager; any number of requests may run at once."""
+
+    def __init__(self, login: Login, *, name: str = "", deadline: float = DEADLINE_SECONDS) -> None:
+        """``name`` goes into the User-Agent (the node's); ``deadline`` is in seconds for each request."""
+        self.how, self.namespace = login.how, login.namespace
+        self.requests: Counter[tuple[str, str]] = Counter()
+        """Requests by verb and outcome: an HTTP status, or ``unreachable``."""
+        self._deadline = deadline
+        self._login = login
+        self._name = name
+        self._api: ApiClient | None = None
+
+    async def __aenter__(self) -> Self:
+        from kubernetes.aio.client.api_client import ApiClient
+
+        configuration = self._login.configuration
+        configuration.retries = None
+        try:
+            self._api = ApiClient(configuration=configuration)
+        except (OSError, ValueError) as error:  # a CA or client certificate that cannot be read
+            raise UnreachableError(f"{self.how}: {error}") from None
+        self._api.user_agent = f"faultline/{__version__}" + (f" ({self._name})" if self._name else "")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._api is not None:
+            await self._api.close()
+            self._api = None
+
+    async def get(self, path: str, *, params: Mapping[str, str] | None = None, deadline: float | None = None) -> Json:
+        return await self._call("GET", path, params=params, deadline=deadline)
+
+    async def metadata(
+        self, path: str, *, params: Mapping[str, str] | None = None, deadline: float | None = None
+    ) -> Json:
+        """A list of which only each object's metadata is sent."""
+        return await self._call("GET", path, params=params, accept=METADATA_ONLY, deadline=deadline)
+
+    async def text(self, path: str, *, params: Mapping[str, str] | None = None, limit: int = ANSWER_BYTES) -> bytes:
+        """What is served as text (a pod's log), at most ``limit`` bytes of it."""
+        async with self.stream("GET", path, params=params, deadline=self._deadline, accept="*/*") as response:
+            return await _read(response, limit)
+
+    async def create(
+        self, path: str, body: Json, *, params: Mapping[str, str] | None = None, deadline: float | None = None
+    ) -> Json:
+        return await self._call("POST", path, params=params, body=body, deadline=deadline)
+
+    async def patch(
+        self,
+        path: str,
+        body: object,
+        *,
+        kind: Patch = Patch.STRATEGIC,
+        params: Mapping[str, str] | None = None,
+        deadline: float | None = None,
+    ) -> Json:
+        return await self._call("PATCH", path, params=params, body=body, content_type=kind.value, deadline=deadline)
+
+    async def delete(self, path: str, *, body: Json | None = None, deadline: float | None = None) -> Json:
+        return await self._call("DELETE", path, body=body, deadline=deadline)
+
+    @asynccontextmanager
+    async def stream(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: object = None,
+        content_type: str = "application/json",
+        accept: str = "application/json",
+        deadline: float,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The open answer of one request. Raises RefusedError for an error status, UnreachableError without any."""
+        if self._api is None:
+            raise UnreachableError(f"{method} {path}: the client is closed")
+        what = f"{method} {path}"
+        outcome = "unreachable"
+        try:
+            async with asyncio.timeout(deadline):
+                method, url, headers, body, _ = await self._api.param_serialize(
+                    method,
+                    path,
+                    query_params=list((params or {}).items()),
+                    header_params={"Accept": accept, "Content-Type": content_type},
+                    body=body,
+                    auth_settings=["BearerToken"],
+                )
+                answer = await self._api.call_api(
+                    method, url, headers, body, _request_timeout=aiohttp.ClientTimeout(total=None, sock_connect=5)
+                )
+                response: aiohttp.ClientResponse = answer.response
+                try:
+                    outcome = str(response.status)
+                    if response.status >= 400:
+                        raise await _refusal(what, response)
+                    yield response
+                finally:
+                    response.release()
+        except TimeoutError:
+            raise UnreachableError(f"{what}: no answer within {deadline:g} s") from None
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise UnreachableError(f"{what}: {error or type(error).__name__}") from None
+        finally:
+            self.requests[method, outcome] += 1
+
+    async def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Mapping[str, str] | None = None,
+        body: object = None,
+        content_type: str = "application/json",
+        accept: str = "application/json",
+        deadline: float | None = None,
+    ) -> Json:
+        async with self.stream(
+            method,
+            path,
+            params=params,
+            body=body,
+            content_type=content_type,
+            accept=accept,
+            deadline=deadline or self._deadline,
+        ) as response:
+            text = await _read(response, ANSWER_BYTES)
+        try:
+            found = json.loads(text or b"{}")
+        except ValueError:
+            raise UnreachableError(f"{method} {path}: the answer is not JSON") from None
+        if not isinstance(found, dict):
+            raise UnreachableError(f"{method} {path}: the answer is not an object")
+        return found
+
+
+async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
+    parts, size = [], 0
+    async for part in response.content.iter_any():
+        parts.append(part[: limit - size])
+        size += len(part)
+        if size >= limit:
+            break
+    return b"".join(parts)
+
+
+async def _refusal(what: str, response: aiohttp.ClientResponse) -> RefusedError:
+    """The error that an answer says; a proxy's HTML or an empty body has its status only."""
+    text = await _read(response, 64 << 10)
+    try:
+        status = json.loads(text)
+    except ValueError:
+        status = None
+    told = status if isinstance(status, dict) else {}
+    details = told.get("details") if isinstance(told.get("details"), dict) else {}
+    after = response.headers.get("Retry-After") or (details or {}).get("retryAfterSeconds")
+    try:
+        seconds = None if after is None else min(max(float(after), 0.0), 3600.0)
+    except (TypeError, ValueError):  # an HTTP date
+        seconds = None
+    return RefusedError(
+        what,
+        status=response.status,
+        reason=str(told.get("reason") or response.reason or ""),
+        message=str(told.get("message") or "")[:2000],
+        retry_after=seconds,
+    )
