@@ -18,11 +18,14 @@ from asyncinotify import Inotify, Mask, Watch
 from prometheus_client import CollectorRegistry
 
 from agent import __version__
+from agent.cluster import Cluster
 from agent.config import Choice, Settings, changed
 from agent.detect.rules import RuleError
+from agent.kube import Login
 from agent.memory import give_back
 from agent.model import ContainerRef, Fault, Plan, Role, Verdict
-from agent.pipeline import DETECTOR, KERNEL, LOGS, Pipeline
+from agent.pipeline import DETECTOR, KERNEL, LOADED, LOGS, Pipeline
+from agent.recovery import Holds, Recoveries
 from agent.report import metrics as m
 from agent.report.events import Report, blind_report, node_ref
 from agent.report.http import StatusServer
@@ -32,6 +35,7 @@ from agent.report.store import FAILURE, FAULT, Store, decode_all
 from agent.report.telemetry import Telemetry
 from agent.rulebook import Rulebook, load_rulebook
 from agent.sources.gpus.driver import DriverSource
+from agent.sources.gpus.inventory import read_gpus
 from agent.sources.kernel import KernelLogUnavailable, KernelSource, open_kernel_source, read_boot_id
 from agent.sources.kubelet.addresses import PodAddresses
 from agent.sources.kubelet.checkpoint import CheckpointSource
@@ -105,11 +109,13 @@ class App:
         boot_id: str | None = None,
         address_of: Callable[[ContainerRef], str | None] | None = None,
         applied: Callable[[Settings], None] = lambda _: None,
+        login: Login | None = None,
     ) -> None:
         """`reload` gives the settings anew; `watch` are files whose change asks for that beside SIGHUP.
 
         `address_of` gives the IP address of a container's pod (default: from the kubelet's directory of pods); a server
-        without one is not asked. `applied` is told the settings of each reload that was accepted.
+        without one is not asked. `applied` is told the settings of each reload that was accepted. `login` is the way
+        to the API server; without one nothing is told or changed there.
         """
         self._applied = applied
         self.settings, self._reload, self._watch = settings, reload, tuple(watch)
@@ -153,6 +159,35 @@ class App:
         self._watched = _Watched()
         if checkpoint := settings.kubelet.checkpoint:
             self._watched.allocations = CheckpointSource(Path(checkpoint))
+        self._caught_up = False
+        self.recoveries = Recoveries(
+            self.pipeline,
+            boot=self._boot_id,
+            booted=clock() - time.clock_gettime(time.CLOCK_BOOTTIME),
+            catalogue=lambda: self.book.catalogue,
+            gpus=lambda: read_gpus(Path(self.settings.gpus.proc)) if self.settings.gpus.proc else None,
+            holds=lambda: Holds(self.settings.recovery.hold_seconds, self.settings.recovery.hold_limit_seconds),
+            settled=lambda: self._caught_up,
+            clock=clock,
+        )
+        self.cluster = (
+            Cluster(
+                login,
+                settings=lambda: self.settings,
+                node=self.node,
+                boot=self._boot_id,
+                pipeline=self.pipeline,
+                reporter=self.reporter,
+                store=self.store,
+                clock=clock,
+                blind=lambda: self._watched.blind["kernel"].why if "kernel" in self._watched.blind else "",
+                settled=lambda: self._caught_up,
+                release=self.recoveries.release,
+            )
+            if login is not None
+            else None
+        )
+        self.telemetry.on_change = self._plans_changed
         self.started = asyncio.Event()
         """Set once the port is listened on."""
         self._wake = asyncio.Event()
@@ -181,6 +216,7 @@ class App:
             # A quiet container keeps its place however long it says nothing.
             self.store.prune_positions(older_than=old, keep={KERNEL, *(LOGS + key for key in there)})
         self.store.prune_meta(f"{DETECTOR}/", keep={f"{DETECTOR}/{self._boot_id}"})
+        self.store.prune_meta(f"{LOADED}/", keep={f"{LOADED}/{self._boot_id}"})
         if (source := self._watched.allocations) is not None and (held := source.read(now=self._clock())) is not None:
             # First, so that what is restored is judged with them; nothing of it is stored yet.
             self.pipeline.diagnostician.held(held)
@@ -207,7 +243,10 @@ class App:
                         group.create_task(self._tell_what_settled(), name="settle"),
                         group.create_task(self._reload_when_asked(), name="reload"),
                         group.create_task(self._watch_files(), name="watch"),
+                        group.create_task(self.recoveries.run(), name="recovery"),
                     ]
+                    if self.cluster is not None:
+                        tasks.append(group.create_task(self.cluster.run(), name="cluster"))
                     await stop.wait()
                     for task in tasks:
                         task.cancel()
@@ -248,16 +287,16 @@ class App:
                 self._watched.take_kernel(source)
                 self._sees("kernel")
                 opened, loop = self._clock(), asyncio.get_running_loop()
-                caught_up = loop.call_later(CATCH_UP_SECONDS, self.pipeline.kernel_readable, True)
+                caught_up = loop.call_later(CATCH_UP_SECONDS, self._kernel_caught_up)
                 try:
                     async with aclosing(source.records()) as batches:
                         async for batch in batches:
                             self._take("kernel", partial(self.pipeline.kernel, batch, source.cursor))
                             caught_up.cancel()
                             if batch[-1].time >= opened:  # news: a log that is never silent has been caught up with
-                                self.pipeline.kernel_readable(True)
+                                self._kernel_caught_up()
                             else:
-                                caught_up = loop.call_later(CATCH_UP_SECONDS, self.pipeline.kernel_readable, True)
+                                caught_up = loop.call_later(CATCH_UP_SECONDS, self._kernel_caught_up)
                             cursor = source.cursor
                             self._worked()
                             await asyncio.sleep(0)
@@ -269,6 +308,18 @@ class App:
                 self.pipeline.kernel_readable(False)
                 self._is_blind("kernel", refused.why, refused.cure)
                 await asyncio.sleep(RETRY_SECONDS)
+
+    def _kernel_caught_up(self) -> None:
+        """The kernel log was read to its end: from now on its silence means something."""
+        self.pipeline.kernel_readable(True)
+        if not self._caught_up:
+            self._caught_up = True
+            self._plans_changed()
+
+    def _plans_changed(self) -> None:
+        self.recoveries.wake()
+        if self.cluster is not None:
+            self.cluster.changed()
 
     async def _follow_logs(self, positions: object) -> None:
         settings = self.settings.logs
@@ -405,6 +456,7 @@ class App:
                 self.book = book
                 self.pipeline.learn(book)
             self._in_force()
+            self._plans_changed()
             if self._watched.logs is not None:
                 self._watched.logs.reselect()
             give_back()

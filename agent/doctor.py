@@ -16,7 +16,7 @@ import msgspec
 
 from agent.config import Settings
 from agent.detect.rules import RuleError
-from agent.report.text import printable
+from agent.text import printable
 
 Status = Literal["ok", "warn", "fail"]
 """`fail`: the agent cannot keep a promise. `warn`: it works, with less."""

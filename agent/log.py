@@ -16,7 +16,7 @@ from typing import Literal, TextIO
 
 import msgspec
 
-from agent.report.text import cut, printable
+from agent.text import cut, printable
 
 BURST = 5
 """How often one message is written before it is held back."""

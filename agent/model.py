@@ -241,6 +241,10 @@ class Fault:
     last_seen: float | None = None
     cleared: float | None = None
     driver_verdict: bool = False
+    boot: str = ""
+    """Boot id of the node when it was last seen; empty where it is not known."""
+    over: str = ""
+    """Why it was closed, where that was not the driver's own word."""
     pids: tuple[int, ...] = ()
     value: str = ""
     """What a taint for it would say: ``xid-79``, ``reset-required``."""
@@ -333,6 +337,10 @@ class Verdict:
     """Id of the fault that this verdict blames."""
 
 
+Means = Literal["", "device", "node", "cordon"]
+"""What keeps new work away, mildest first: nothing, one device's taint, the node's taint, that and a cordon."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What to change in the cluster, and why. ``action`` NONE or ADVISE changes nothing."""
@@ -345,3 +353,5 @@ class Plan:
     withheld: str = ""
     """Why the action is not carried out; empty when it is."""
     fault: str | None = None
+    means: Means = ""
+    """What carries it out."""

@@ -7,6 +7,7 @@ repeats nothing. A batch that changed nothing moves its position with the next c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -25,6 +26,7 @@ from agent.sources.sglang import Answered
 KERNEL = "kernel"
 LOGS = "log:"
 DETECTOR = "kernel-detector"
+LOADED = "driver-loaded"
 STREAM_LIMIT = 2000
 
 LIVE_HIT_LIMIT = 64
@@ -68,6 +70,9 @@ class Pipeline:
         """`on_ready` is told each server that says it is ready, with the facts of its log."""
         self._on_ready = on_ready
         self._store, self._listener, self._clock = store, listener, clock
+        self._loaded_key = f"{LOADED}/{boot_id}"
+        self.driver_loaded: float | None = None
+        """When the kernel log last said, in this boot, that the driver was loaded (epoch seconds)."""
         self._detector_key = f"{DETECTOR}/{boot_id}"  # bus addresses keep their UUIDs for one boot only
         self._by_content = by_content
         self.figures = PipelineFigures()
@@ -81,6 +86,7 @@ class Pipeline:
         self._recognised: dict[str, bool] = {}
         self._waiting: dict[str, bytes] = {}
         self._detector_state = b""
+        self._stored_load: float | None = None
 
     @staticmethod
     def _knowledge(book: Rulebook) -> Knowledge:
@@ -102,6 +108,9 @@ class Pipeline:
                 self._detector_state = kept
             except UndecodableError as error:
                 self._store.notices.append(f"what the kernel log's detector knew is begun anew: {error}")
+        if (loaded := snapshot.meta.get(self._loaded_key)) is not None:
+            with suppress(UndecodableError):  # then only a later load is known
+                self.driver_loaded = decode(loaded, float)
         cursor: Cursor | None = None
         positions: dict[str, Position] = {}
         for key, body in snapshot.positions.items():
@@ -144,6 +153,9 @@ class Pipeline:
         for record in records:
             self.figures.kernel_records += 1
             signals += self._kernel.signals(record.text, time=record.time, source="kernel log", line=None)
+        for signal in signals:
+            if signal.fields.get("marker") == LOADED and signal.time is not None:
+                self.driver_loaded = signal.time
         positions = {} if cursor is None else {KERNEL: encode(cursor)}
         self._take(signals, positions, read)
 
@@ -182,6 +194,18 @@ class Pipeline:
             metrics=metrics,
         )
         self._take(signals, {}, self._clock())
+
+    def adopt(self, faults: Iterable[Fault]) -> None:
+        """Faults that a mark in the cluster tells of; those that are known here already are left as they are."""
+        changes = self.diagnostician.adopt(faults)
+        if changes:
+            self._commit(changes, {})
+
+    def end(self, over: Mapping[str, str], *, at: float) -> None:
+        """Faults that are over, by id, and why."""
+        changes = self.diagnostician.end(over, at=at)
+        if changes:
+            self._commit(changes, {})
 
     def held(self, allocations: Iterable[Allocation]) -> None:
         """What containers hold now."""
@@ -237,11 +261,15 @@ class Pipeline:
 
     def _learned(self) -> dict[str, bytes]:
         """The kernel detector's state, when it is not the one that is stored: UUIDs by bus address, a begun message."""
+        learned = {}
         state = encode(self._kernel.state())
-        if state == self._detector_state:
-            return {}
-        self._detector_state = state
-        return {self._detector_key: state}
+        if state != self._detector_state:
+            self._detector_state = state
+            learned[self._detector_key] = state
+        if self.driver_loaded != self._stored_load:
+            self._stored_load = self.driver_loaded
+            learned[self._loaded_key] = encode(self.driver_loaded)
+        return learned
 
     def _commit(self, changes: Changes, positions: dict[str, bytes]) -> None:
         put = self._listener.changed(changes) if changes else []

@@ -31,6 +31,7 @@ def command(file: Path | None, overrides: dict[str, Any]) -> None:
     from agent.app import App
     from agent.config import ConfigError, Settings, load_settings
     from agent.detect.rules import RuleError
+    from agent.kube import Login, LoginError, in_cluster, login
     from agent.log import setup_logging
     from agent.report.http import ListenError
     from agent.report.store import StoreInUseError
@@ -41,10 +42,16 @@ def command(file: Path | None, overrides: dict[str, Any]) -> None:
     def applied(settings: Settings) -> None:
         setup_logging(format=settings.log.format, level=settings.log.level)
 
+    async def way(settings: Settings) -> Login | None:
+        """The login to the API server. The user's own kubeconfig is never taken unasked."""
+        if not settings.cluster.kubeconfig and not in_cluster():
+            return None
+        return await login(kubeconfig=settings.cluster.kubeconfig, context=settings.cluster.context)
+
     async def serve() -> None:
         settings = read()
         applied(settings)
-        app = App(settings, reload=read, watch=[file] if file else [], applied=applied)
+        app = App(settings, reload=read, watch=[file] if file else [], applied=applied, login=await way(settings))
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
@@ -53,5 +60,5 @@ def command(file: Path | None, overrides: dict[str, Any]) -> None:
 
     try:
         asyncio.run(serve())
-    except (ConfigError, RuleError, ListenError, StoreInUseError) as error:
+    except (ConfigError, RuleError, ListenError, LoginError, StoreInUseError) as error:
         raise Unusable(str(error)) from None

@@ -42,10 +42,16 @@ class SeverityWord(_Form, frozen=True):
     fix: tuple[str, ...] = ()
 
 
+Proof = Literal["none", "reset", "reboot", "service"]
+"""What must have happened before a fault can be over: nothing, a reset of the GPU, a reboot of the node, or other
+hardware."""
+
+
 class RecoveryWord(_Form, frozen=True):
     """What a person does for one kind of recovery, and the action that a fatal fault of this kind warrants."""
 
     plan: Action
+    proof: Proof = "none"
     fix: tuple[str, ...] = ()
 
 

@@ -89,6 +89,26 @@ class Diagnostician:
         self.log.restore(failures)
         self._judge(Changes(), self.log.failures, anew=True)
 
+    def adopt(self, faults: Iterable[Fault]) -> Changes:
+        """Takes up faults that were found earlier and forgotten here; one that is on record is not changed."""
+        changes = Changes()
+        for fault in faults:
+            if self.ledger.adopt(fault):
+                changes.faults[fault.id] = self._known[fault.id] = fault
+        if changes:
+            self._judge(changes, self.log.failures)
+        return changes
+
+    def end(self, over: Mapping[str, str], *, at: float) -> Changes:
+        """Ends faults, by id, each with why it is over."""
+        changes = Changes()
+        for fault_id, why in over.items():
+            if (fault := self.ledger.close(fault_id, at=at, why=why)) is not None:
+                changes.faults[fault.id] = self._known[fault.id] = fault
+        if changes:
+            self._judge(changes, self.log.failures)
+        return changes
+
     def held(self, allocations: Iterable[Allocation]) -> Changes:
         """What containers hold now; failures of those whose devices were not known so are judged again.
 

@@ -38,6 +38,24 @@ class FaultLedger:
     def restore(self, faults: Iterable[Fault]) -> None:
         self._faults = {f.id: f for f in faults}
 
+    def adopt(self, fault: Fault) -> bool:
+        """Takes up a fault found earlier; False when it, or another open fault of the same GPU, is on record."""
+        if fault.id in self._faults:
+            return False
+        if any(f.accuses and f.scope is fault.scope and _same_gpu(f.gpu, fault.gpu) for f in self._faults.values()):
+            return False
+        self._faults[fault.id] = fault
+        return True
+
+    def close(self, fault_id: str, *, at: float, why: str) -> Fault | None:
+        """Ends an open fault by other proof than the driver's word; None where there is no such open fault."""
+        fault = self._faults.get(fault_id)
+        if fault is None or not fault.open:
+            return None
+        done = replace(fault, cleared=at, over=why)
+        self._faults[fault_id] = done
+        return done
+
     @property
     def faults(self) -> tuple[Fault, ...]:
         return tuple(self._faults.values())
@@ -98,6 +116,7 @@ class FaultLedger:
             first_seen=signal.time,
             last_seen=signal.time,
             driver_verdict=hint.verdict,
+            boot=self._boot,
             pids=() if signal.pid is None else (signal.pid,),
             value=about.value,
             why=about.cause,
@@ -114,6 +133,7 @@ class FaultLedger:
             signals=fault.signals + signal.count,
             first_seen=fault.first_seen if fault.first_seen is not None else signal.time,
             last_seen=signal.time if signal.time is not None else fault.last_seen,
+            boot=self._boot or fault.boot,
             pids=_union(fault.pids, () if signal.pid is None else (signal.pid,))[:16],
             evidence=_quoted(fault.evidence, signal.evidence),
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -54,7 +54,7 @@ class Watch:
         self._sleep = sleep
         self._version = ""
 
-    async def changes(self) -> AsyncIterator[Listed | Changed]:
+    async def changes(self) -> AsyncGenerator[Listed | Changed]:
         """What the list holds and how it changes, for ever; waits and begins anew after each error."""
         while True:
             try:
@@ -82,7 +82,7 @@ class Watch:
         self.last_read = self._clock()
         self._backoff.succeeded()
 
-    async def _watch(self) -> AsyncIterator[Changed]:
+    async def _watch(self) -> AsyncGenerator[Changed]:
         seconds = random.randint(300, 600)
         params = self._params | {
             "watch": "true",

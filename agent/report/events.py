@@ -7,13 +7,12 @@ changes the key as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
 from agent.model import (
-    Action,
     Component,
     Confidence,
     ContainerRef,
@@ -26,7 +25,7 @@ from agent.model import (
     Severity,
     Verdict,
 )
-from agent.report.text import cut, printable
+from agent.text import cut, printable
 
 NOTE_BYTES = 1024
 """What the API server takes of a note; it counts bytes although its message says characters."""
@@ -155,7 +154,11 @@ def fault_reports(before: Fault | None, now: Fault, *, node: str) -> list[Report
             _report(
                 Reason.GPU_FAULT_CLEARED,
                 node_ref(node),
-                _note(f"{_gpu_words(now.gpu, scope=now.scope)}: cleared: {now.title}{_xid_words(now.xids)}", now.why),
+                _note(
+                    f"{_gpu_words(now.gpu, scope=now.scope)}: cleared: {now.title}{_xid_words(now.xids)}",
+                    now.over,
+                    now.why,
+                ),
                 key=f"fault/{now.id}/cleared/{now.cleared}",
                 first_seen=now.cleared,
                 last_seen=now.cleared,
@@ -228,29 +231,59 @@ def verdict_reports(before: Verdict | None, now: Verdict, *, node: str, role: Ro
     ]
 
 
-_DONE = {Action.TAINT: Reason.NODE_TAINTED, Action.CORDON: Reason.NODE_CORDONED}
-_DONE_WORDS = {Action.TAINT: "New pods are kept off this node", Action.CORDON: "This node is cordoned"}
+_DONE: dict[str, tuple[Reason, str]] = {
+    "device": (Reason.DEVICE_TAINTED, "New pods are kept off this device"),
+    "node": (Reason.NODE_TAINTED, "New pods are kept off this node"),
+    "cordon": (Reason.NODE_CORDONED, "This node is tainted and cordoned"),
+}
 
 
-def plan_reports(before: Plan | None, now: Plan, *, node: str, at: float) -> list[Report]:
-    """What a change of the plan gives to tell, once it is carried out or withheld (at time `at`)."""
-    if before is not None and (before.action, before.value, before.withheld) == (now.action, now.value, now.withheld):
-        return []
-    reports: list[Report] = []
-    marked = before is not None and before.action in _DONE and not before.withheld
-    if now.action in _DONE:
-        value = f" ({now.value})" if now.value else ""
-        if now.withheld:
-            reason, words = Reason.ACTION_WITHHELD, f"Not done: {now.action.value}{value}: {now.withheld}"
-        else:
-            reason, words = _DONE[now.action], f"{_DONE_WORDS[now.action]}{value}"
-        key = f"plan/{node}/{reason}/{now.action}/{now.value}"
-        reports.append(_report(reason, node_ref(node), _note(words, now.why), key=key, first_seen=at, last_seen=at))
-    elif marked and before is not None:
-        note = _note(f"Mark removed: {before.action.value}" + (f" ({before.value})" if before.value else ""), now.why)
-        key = f"plan/{node}/{Reason.MARK_REMOVED}/{before.value}/{at:.3f}"
-        reports.append(_report(Reason.MARK_REMOVED, node_ref(node), note, key=key, first_seen=at, last_seen=at))
+def mark_reports(
+    means: str, value: str, *, since: float | None, why: str, told: Collection[str], node: str, at: float
+) -> list[Report]:
+    """What the mark that stands now (`means` empty: none) gives to tell, beside the keys that were `told`.
+
+    `since` names the mark, so that one that was told before a restart is known again, and one that fell while nobody
+    looked is told as removed, once.
+    """
+    reports = []
+    current = f"mark/{since or 0:.0f}/"
+    if means in _DONE and not any(k == f"{current}{means}/{value}" for k in told):
+        reason, words = _DONE[means]
+        reports.append(
+            _report(
+                reason,
+                node_ref(node),
+                _note(f"{words} ({value})" if value else words, why),
+                key=f"{current}{means}/{value}",
+                first_seen=since or at,
+                last_seen=since or at,
+            )
+        )
+    over = {k.split("/")[1] for k in told if k.startswith("mark/")}
+    over -= {k.split("/")[1] for k in told if k.startswith("mark/") and k.endswith("/removed")}
+    for mark in sorted(over):
+        if means and f"mark/{mark}/" == current:
+            continue
+        names = sorted({k.split("/")[3] for k in told if k.startswith(f"mark/{mark}/") and k.count("/") == 3})
+        note = _note("Mark removed" + (f" ({', '.join(names)})" if any(names) else ""), why if not means else "")
+        reports.append(
+            _report(Reason.MARK_REMOVED, node_ref(node), note, key=f"mark/{mark}/removed", first_seen=at, last_seen=at)
+        )
     return reports
+
+
+def withheld_report(plan: Plan, *, node: str, at: float) -> Report:
+    """A plan that is not carried out, and why."""
+    value = f" ({plan.value})" if plan.value else ""
+    return _report(
+        Reason.ACTION_WITHHELD,
+        node_ref(node),
+        _note(f"Not done: {plan.action.value}{value}: {plan.withheld}", plan.why),
+        key=f"withheld/{plan.fault}/{plan.action}/{plan.withheld.partition(':')[0]}",
+        first_seen=at,
+        last_seen=at,
+    )
 
 
 def blind_report(source: str, *, why: str, cure: str, agent: ObjectRef, at: float, count: int = 1) -> Report:

@@ -11,7 +11,7 @@ from html import escape
 from agent.model import Evidence, Fault, Plan, Severity, Verdict
 from agent.report.events import Report
 from agent.report.status import SourceStatus, State
-from agent.report.text import duration, printable
+from agent.text import duration, printable
 
 _STYLE = """
 :root { color-scheme: light dark; --bad: #b3261e; --good: #1b6e3c; --line: #8886; }

@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from agent.diagnose.diagnostician import Changes
 from agent.model import Confidence, Fault, Plan, Role, Verdict
-from agent.report.events import Report, fault_reports, verdict_reports
+from agent.report.events import Report, fault_reports, mark_reports, verdict_reports, withheld_report
 from agent.report.store import encode
-from agent.respond.policy import Mode, plan_for
+from agent.respond.policy import Mode, Situation, plan_for
 
 REPORT = "report"
 REPEAT_SECONDS = 60.0
@@ -36,6 +36,7 @@ class Reporter:
         sink: Callable[[Report], None],
     ) -> None:
         self.node, self.mode, self.settle = node, mode, settle
+        self.situation = Situation()
         self._clock, self._role_of, self._sink = clock, role_of, sink
         self._faults: dict[str, Fault] = {}
         self._verdicts: dict[str, Verdict] = {}
@@ -64,6 +65,24 @@ class Reporter:
         """Takes other settings into force; plans are made anew by them."""
         self.mode, self.settle = mode, settle
         self.plans = {f.id: self._plan(f) for f in self._faults.values()}
+
+    def now_in(self, situation: Situation) -> None:
+        """Takes another situation into account; plans are made anew by it."""
+        if situation != self.situation:
+            self.situation = situation
+            self.plans = {f.id: self._plan(f) for f in self._faults.values()}
+
+    def marked(self, means: str, value: str, *, since: float | None, why: str) -> list[tuple[str, str, bytes]]:
+        """What stands on the node now, and which plans are withheld: tells what was not told yet."""
+        now = self._clock()
+        fresh = mark_reports(means, value, since=since, why=why, told=self._series, node=self.node, at=now)
+        for plan in self.plans.values():
+            # In mode observe withholding is what was asked for; what would be done is on the page.
+            if plan.withheld and self.mode != "observe":
+                report = withheld_report(plan, node=self.node, at=now)
+                if report.key not in self._series:
+                    fresh.append(report)
+        return self._tell(fresh)
 
     @property
     def reports(self) -> tuple[Report, ...]:
@@ -117,7 +136,7 @@ class Reporter:
         return verdict_reports(before, verdict, node=self.node, role=self._role_of(verdict.rule))
 
     def _plan(self, fault: Fault) -> Plan:
-        return plan_for(fault, mode=self.mode, node=self.node)
+        return plan_for(fault, mode=self.mode, node=self.node, situation=self.situation)
 
     def _tell(self, fresh: Iterable[Report]) -> list[tuple[str, str, bytes]]:
         now, stored = self._clock(), []

@@ -17,6 +17,8 @@ class Telemetry:
 
     def __init__(self, metrics: m.Metrics, reporter: Reporter, *, clock: Callable[[], float]) -> None:
         self._metrics, self._reporter, self._clock = metrics, reporter, clock
+        self.on_change: Callable[[], None] = lambda: None
+        """Called after faults changed and their plans were made."""
         self._started = clock()
         # Counted when told: until then the cause may still come, and one failure must not be two.
         reporter.on_failure = lambda v: metrics.add(m.FAILURES, component=v.component, confidence=v.confidence)
@@ -66,6 +68,8 @@ class Telemetry:
             self._verdicts[verdict.id] = verdict
         stored = self._reporter.changed(changes)
         self._gauges()
+        if changes.faults or changes.dropped:
+            self.on_change()
         return stored
 
     def _gauges(self) -> None:

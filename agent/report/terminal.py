@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from agent.report.events import Report
-from agent.report.text import duration, printable
+from agent.text import duration, printable
 
 _RESET = "\x1b[0m"
 _YELLOW, _GREEN, _BOLD = "\x1b[33m", "\x1b[32m", "\x1b[1m"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -29,14 +31,15 @@ from agent.report.events import (
     blind_report,
     fault_reports,
     latest,
+    mark_reports,
     node_ref,
-    plan_reports,
     still_advertised_report,
     verdict_reason,
     verdict_reports,
+    withheld_report,
 )
 from agent.report.terminal import changes_table, events_table, table
-from agent.report.text import cut, duration, printable
+from agent.text import cut, duration, printable
 
 
 def test_a_new_fault_is_told_on_the_node_with_what_to_do() -> None:
@@ -139,24 +142,42 @@ def test_a_verdict_without_a_pod_is_told_on_the_node() -> None:
     assert report.related is None
 
 
-CORDON = Plan(action=Action.CORDON, target="n", why="GPU 0000:5d:00 fell off the bus", value="xid-79", fault="f1")
+def mark(
+    means: str, value: str = "xid-79", *, since: float = 60.0, told: Collection[str] = (), at: float = 65.0
+) -> Any:
+    return mark_reports(means, value, since=since, why="GPU 0000:5d:00 fell off the bus", told=told, node="n", at=at)
 
 
-def test_a_plan_is_told_when_it_is_done_withheld_or_taken_back() -> None:
-    held = replace(CORDON, withheld="mode is observe")
-    (withheld,) = plan_reports(None, held, node="n", at=5.0)
-    assert (withheld.reason, withheld.type) == (Reason.ACTION_WITHHELD, "Warning")
-    assert withheld.note == "Not done: cordon (xid-79): mode is observe. GPU 0000:5d:00 fell off the bus."
-    (done,) = plan_reports(held, CORDON, node="n", at=6.0)
-    assert done.reason is Reason.NODE_CORDONED
-    (tainted,) = plan_reports(None, replace(CORDON, action=Action.TAINT), node="n", at=6.0)
-    assert tainted.reason is Reason.NODE_TAINTED
-    nothing = Plan(action=Action.NONE, target="n", why="proved healthy")
-    (removed,) = plan_reports(CORDON, nothing, node="n", at=7.0)
+def test_a_mark_is_told_once_however_often_it_is_seen() -> None:
+    (done,) = mark("cordon")
+    assert (done.reason, done.type, done.first_seen) == (Reason.NODE_CORDONED, "Warning", 60.0)
+    assert done.note == "This node is tainted and cordoned (xid-79). GPU 0000:5d:00 fell off the bus."
+    assert mark("cordon", told=[done.key]) == []
+    (tainted,) = mark("node", told=[done.key])
+    assert tainted.reason is Reason.NODE_TAINTED, "a mark that became milder is another one"
+    assert mark("node", told=[done.key, tainted.key]) == []
+
+
+def test_a_mark_that_fell_is_told_once_even_when_nobody_saw_it_fall() -> None:
+    (done,) = mark("node")
+    (removed,) = mark_reports("", "", since=None, why="", told=[done.key], node="n", at=99.0)
     assert (removed.reason, removed.type) == (Reason.MARK_REMOVED, "Normal")
-    assert plan_reports(held, nothing, node="n", at=7.0) == [], "what was never set is not taken back"
-    assert plan_reports(CORDON, CORDON, node="n", at=8.0) == []
-    assert plan_reports(None, nothing, node="n", at=8.0) == []
+    assert removed.note == "Mark removed (xid-79)."
+    assert mark_reports("", "", since=None, why="", told=[done.key, removed.key], node="n", at=99.0) == []
+    again = mark("node", since=120.0, told=[done.key])
+    assert [r.reason for r in again] == [Reason.NODE_TAINTED, Reason.MARK_REMOVED]
+    assert mark_reports("", "", since=None, why="", told=[], node="n", at=99.0) == [], (
+        "what was never set is not removed"
+    )
+
+
+def test_a_withheld_plan_is_told_with_its_reason() -> None:
+    plan = Plan(
+        action=Action.CORDON, target="n", why="It fell off", value="xid-79", fault="f1", withheld="mode is taint"
+    )
+    report = withheld_report(plan, node="n", at=5.0)
+    assert (report.reason, report.type) == (Reason.ACTION_WITHHELD, "Warning")
+    assert report.note == "Not done: cordon (xid-79): mode is taint. It fell off."
 
 
 def test_a_blind_source_is_told_on_the_agents_own_pod() -> None:

@@ -1,9 +1,14 @@
 """The truth table of the policy: evidence and mode in, plan out."""
 
+from dataclasses import replace
+
 import pytest
 
 from agent.model import Action, Component, Evidence, Fault, GpuRef, Scope, Severity, parse_pci
-from agent.respond.policy import MODES, plan_for
+from agent.respond.policy import MODES, NO_CLUSTER, Mode, Situation, plan_for
+
+HERE = Situation(obstacle="")
+DRA = Situation(obstacle="", devices={"fault-1": "gpu.nvidia.com/n1/gpu-3"})
 
 
 def fault(
@@ -17,15 +22,58 @@ def fault(
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("action", list(Action))
-def test_a_mode_allows_what_stands_before_it_and_withholds_the_rest(mode: str, action: Action) -> None:
-    plan = plan_for(fault(action), mode=mode, node="n1", acts=True)  # type: ignore[arg-type]
-    needs = {Action.NONE: 0, Action.ADVISE: 0, Action.TAINT: 2, Action.CORDON: 3}[action]
-    assert plan.action is action
-    assert bool(plan.withheld) is (MODES.index(mode) < needs)  # type: ignore[arg-type]
-    if plan.withheld:
-        assert mode in plan.withheld and action.value in plan.withheld
+@pytest.mark.parametrize(
+    ("warranted", "mode", "situation", "action", "means", "withheld"),
+    [
+        (Action.NONE, "cordon", HERE, Action.NONE, "", ""),
+        (Action.ADVISE, "cordon", HERE, Action.ADVISE, "", ""),
+        (Action.TAINT, "observe", HERE, Action.TAINT, "", "mode is observe; taint needs mode taint"),
+        (Action.TAINT, "device", HERE, Action.TAINT, "", "mode is device; taint needs mode taint"),
+        (Action.TAINT, "taint", HERE, Action.TAINT, "node", ""),
+        (Action.TAINT, "cordon", HERE, Action.TAINT, "node", ""),
+        (Action.TAINT, "observe", DRA, Action.TAINT, "", "mode is observe; taint needs mode device"),
+        (Action.TAINT, "device", DRA, Action.TAINT, "device", ""),
+        (Action.TAINT, "taint", DRA, Action.TAINT, "device", ""),
+        (Action.TAINT, "cordon", DRA, Action.TAINT, "device", ""),
+        (Action.CORDON, "observe", HERE, Action.CORDON, "", "mode is observe; cordon needs mode cordon"),
+        (Action.CORDON, "device", HERE, Action.CORDON, "", "mode is device; cordon needs mode cordon"),
+        (Action.CORDON, "device", DRA, Action.TAINT, "device", ""),
+        (Action.CORDON, "taint", HERE, Action.TAINT, "node", ""),
+        (Action.CORDON, "cordon", HERE, Action.CORDON, "cordon", ""),
+        (Action.CORDON, "cordon", DRA, Action.CORDON, "cordon", ""),
+    ],
+)
+def test_the_least_that_will_do_and_that_the_mode_allows(
+    warranted: Action, mode: Mode, situation: Situation, action: Action, means: str, withheld: str
+) -> None:
+    plan = plan_for(fault(warranted), mode=mode, node="n1", situation=situation)
+    assert (plan.action, plan.means, plan.withheld) == (action, means, withheld)
+
+
+@pytest.mark.parametrize("warranted", [Action.TAINT, Action.CORDON])
+def test_each_mode_does_at_least_what_the_one_before_it_does(warranted: Action) -> None:
+    for situation in (HERE, DRA):
+        strength = [
+            ("", "device", "node", "cordon").index(
+                plan_for(fault(warranted), mode=mode, node="n1", situation=situation).means
+            )
+            for mode in MODES
+        ]
+        assert strength == sorted(strength)
+
+
+def test_a_gpu_that_no_pod_is_given_anyway_needs_no_mark_unless_the_node_rejects_every_pod() -> None:
+    gone = Situation(obstacle="", withheld={"fault-1": "its device plugin has withdrawn it"})
+    plan = plan_for(fault(Action.TAINT), mode="taint", node="n1", situation=gone)
+    assert (plan.means, plan.withheld) == ("", "not needed: its device plugin has withdrawn it")
+    hole = replace(gone, black_hole="7 pods were rejected")
+    plan = plan_for(fault(Action.TAINT), mode="taint", node="n1", situation=hole)
+    assert plan.means == "node" and "7 pods were rejected" in plan.why
+
+
+def test_the_brake_holds_a_mark_back_and_says_so() -> None:
+    plan = plan_for(fault(Action.TAINT), mode="taint", node="n1", situation=Situation(obstacle="", brake="brake: 3"))
+    assert (plan.means, plan.withheld) == ("", "brake: 3")
 
 
 @pytest.mark.parametrize("severity", [s for s in Severity if s is not Severity.FATAL])
@@ -44,6 +92,6 @@ def test_the_plan_says_why_and_what_the_taint_says() -> None:
 
 
 @pytest.mark.parametrize("action", [Action.TAINT, Action.CORDON])
-def test_what_nobody_carries_out_is_said_to_be_withheld(action: Action) -> None:
-    assert "carries none of them out" in plan_for(fault(action), mode="cordon", node="n1").withheld
+def test_without_a_cluster_a_plan_is_shown_as_withheld(action: Action) -> None:
+    assert plan_for(fault(action), mode="cordon", node="n1").withheld == NO_CLUSTER
     assert plan_for(fault(Action.ADVISE), mode="cordon", node="n1").withheld == ""

@@ -1,0 +1,103 @@
+"""Is a fault over? What was seen of the node since it in, an answer with its reason out. Pure; guesses nothing.
+
+Silence proves nothing by itself: what the fault needed (a reset, a reboot, other hardware) must have happened, the
+GPU must be there again, and then it must stay quiet for the hold time. What cannot be read is missing, never healthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from agent.detect.catalogue import Proof
+from agent.model import Fault, PciAddress, Scope
+
+FLAPPING_SECONDS = 86400.0
+"""A fault of the same GPU that ended within this long before the next one makes the next hold longer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proofs:
+    """What is known of the node now. Times are epoch seconds."""
+
+    now: float
+    boot: str
+    """Boot id of the node."""
+    booted: float | None = None
+    """When the node was booted; None where that is not known."""
+    driver_loaded: float | None = None
+    """When the driver was last seen to be loaded, by the kernel log."""
+    gpus: Mapping[PciAddress, str] | None = None
+    """The driver's own list: UUID by address, empty where it does not tell it. None: the list cannot be read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """`open`: not over. `waiting`: looks over, held until `until`. `proved`: over. `why` says how, or what lacks."""
+
+    state: Literal["open", "waiting", "proved"]
+    why: str
+    until: float | None = None
+
+
+def hold_for(fault: Fault, earlier: Iterable[Fault], *, hold: float, limit: float) -> float:
+    """Seconds of quiet asked of this fault's GPU: doubled for each fault of it that ended within a day before."""
+    began = fault.first_seen
+    again = sum(
+        1
+        for f in earlier
+        if f.cleared is not None
+        and f.id != fault.id
+        and _same(f, fault)
+        and (began is None or 0 <= began - f.cleared <= FLAPPING_SECONDS)
+        and f.action is fault.action
+    )
+    return min(hold * 2.0 ** min(again, 20), max(limit, hold))
+
+
+def recovered(fault: Fault, proofs: Proofs, *, proof: Proof, hold: float) -> Recovery:
+    """Whether an open fault is over. `proof` is what its recovery asks for, `hold` the seconds of quiet."""
+    pci, uuid = fault.gpu.pci, fault.gpu.uuid
+    listed = proofs.gpus.get(pci) if proofs.gpus is not None and pci is not None else None
+    if listed and uuid and listed != uuid:
+        return Recovery(state="proved", why=f"another GPU ({listed}) is at {pci} now: the faulted one was replaced")
+    if proof == "service":
+        return Recovery(state="open", why="only other hardware, or a person's release, ends this fault")
+
+    done, since = _happened(fault, proofs, proof)
+    if since is None:
+        return Recovery(state="open", why=done)
+    if fault.scope is Scope.GPU and pci is not None:
+        if proofs.gpus is None:
+            return Recovery(state="open", why=f"{done}, but the driver's list of GPUs cannot be read")
+        if pci not in proofs.gpus:
+            return Recovery(state="open", why=f"{done}, but GPU {pci} has not come back")
+        if uuid and not listed:
+            return Recovery(state="open", why=f"{done}, but the driver does not tell the UUID of GPU {pci}")
+    last = fault.last_seen if fault.last_seen is not None else since
+    until = max(since, last) + hold
+    if proofs.now < until or proofs.now < last:  # a clock that was set back proves nothing
+        return Recovery(state="waiting", why=f"{done}; quiet until the hold time has passed", until=until)
+    return Recovery(state="proved", why=f"{done}, and nothing was seen of it for {hold:g} s")
+
+
+def _happened(fault: Fault, proofs: Proofs, proof: Proof) -> tuple[str, float | None]:
+    """What was needed and happened, and when; or what is still waited for, and None."""
+    rebooted = bool(fault.boot) and bool(proofs.boot) and fault.boot != proofs.boot
+    if rebooted:
+        return "the node was rebooted", proofs.booted if proofs.booted is not None else proofs.now
+    if proof == "reboot":
+        return "the node was not rebooted since", None
+    loaded, last = proofs.driver_loaded, fault.last_seen
+    if proof == "reset" and loaded is not None and last is not None and loaded > last:
+        return "the driver was loaded anew", loaded
+    return "the GPU was not reset since, as far as the driver and the kernel log tell", None
+
+
+def _same(a: Fault, b: Fault) -> bool:
+    if a.scope is not b.scope:
+        return False
+    if a.scope is not Scope.GPU:
+        return True
+    return (a.gpu.uuid is not None and a.gpu.uuid == b.gpu.uuid) or (a.gpu.pci is not None and a.gpu.pci == b.gpu.pci)
