@@ -439,6 +439,18 @@ async def test_a_kill_at_any_wait_leaves_one_event_a_series(tmp_path: Path) -> N
             assert_right(server, desk, f"wait {at}")
 
 
+async def test_a_double_whose_count_grew_meanwhile_is_told_the_count(desk: Desk, server: EventServer) -> None:
+    server.kill_at, server.after = 1, True
+    desk.tell(FAULTED)
+    await desk.time.settle(server.hung)
+    desk.tell(again(FAULTED, 4))
+    await desk.kill()
+    desk.start()
+    await desk.time.settle()
+    assert server.log == [("POST", 409), ("PATCH", 200)]
+    assert server.told() == [("Node/node-a", "GpuFault", 4)]
+
+
 def assert_right(server: EventServer, desk: Desk, where: str) -> None:
     reason = "BackendFailedOnFaultedGpu"
     assert sorted(server.told()) == [
