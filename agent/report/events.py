@@ -91,6 +91,8 @@ class ObjectRef:
     namespace: str = ""
     uid: str = ""
     field_path: str = ""
+    api_version: str = ""
+    """Empty: that of the kind (`agent.report.event_body`)."""
 
     def __str__(self) -> str:
         return f"{self.kind.lower()}/{self.name}"
