@@ -142,9 +142,7 @@ def test_the_kernel_log_may_be_handed_in_beside(well: dict[str, Any], tmp_path: 
     assert [f["xids"] for f in json.loads(result.stdout)["faults"]] == [[79]]
 
 
-def test_of_a_long_log_the_end_is_kept(
-    well: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_long_log_the_end_is_kept(well: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "LOG_BYTES", 4096)
     well[LOG + "?previous=true"] = b"a line of no matter\n" * 20_000 + CRASH
     with serving(well) as server:

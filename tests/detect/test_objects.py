@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agent.detect.objects import JSON_LIMIT, YAML_LIMIT, Objects, may_be_objects, read_objects
 
-MESSAGE = "Traceback (most recent call last):\n  File \"x.py\", line 1\nRuntimeError: CUDA error: out of memory"
+MESSAGE = 'Traceback (most recent call last):\n  File "x.py", line 1\nRuntimeError: CUDA error: out of memory'
 POD: dict[str, Any] = {
     "apiVersion": "v1",
     "kind": "Pod",

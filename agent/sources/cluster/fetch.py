@@ -7,7 +7,7 @@ is bounded; of a longer log the end is kept, where the failure is.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,9 @@ LOG_SECONDS = 60.0
 
 CONTAINERS = 32
 """Containers of one pod whose logs are fetched."""
+
+PAGE, PAGES = 500, 100
+"""Nodes of one answer, and how many answers are asked for at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +78,19 @@ async def fetch(client: KubeClient, *, namespace: str, name: str, container: str
     else:
         missing.append("node: the pod is on none yet")
     return Fetched(pod=pod, node=node, logs=tuple(logs), missing=tuple(missing))
+
+
+async def all_nodes(client: KubeClient) -> AsyncIterator[Json]:
+    """Every node, page by page. Raises KubeError; a page token that ran out ends the list as the server words it."""
+    params = {"limit": str(PAGE)}
+    for _ in range(PAGES):
+        page = await client.get("/api/v1/nodes", params=params)
+        for node in _maps(page.get("items")):
+            yield dict(node)
+        following = _map(page.get("metadata")).get("continue")
+        if not isinstance(following, str) or not following:
+            return
+        params = {"limit": str(PAGE), "continue": following}
 
 
 def told(error: KubeError) -> str:
