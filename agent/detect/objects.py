@@ -252,7 +252,7 @@ def _yaml(text: bytes) -> list[Any] | None:
             key.append(value if isinstance(value, str) else "")
 
     try:
-        for event in yaml.parse(text, Loader=yaml.CBaseLoader):  # type: ignore[arg-type]
+        for event in yaml.parse(text, Loader=yaml.CBaseLoader):
             if isinstance(event, yaml.ScalarEvent):
                 put(event.value)
             elif isinstance(event, yaml.AliasEvent):
