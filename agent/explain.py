@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from agent.detect.container import EVIDENCE_CAP, ContainerDetector, StreamState
+from agent.detect.described import may_be_described, read_described
 from agent.detect.objects import FAULT_KEY, JSON_LIMIT, Objects, ReportedFault, may_be_objects, read_objects
 from agent.diagnose.diagnostician import Diagnostician
 from agent.diagnose.knowledge import Knowledge
+from agent.detect.recognise import named_as_container
 from agent.model import Action, Allocation, ContainerRef, Evidence, Fault, Role, Signal, Verdict, strongest
 from agent.rulebook import Rulebook
 from agent.sources.handed import Handed
@@ -98,7 +100,8 @@ def explain(
         if later:
             numbered[handed.name] = handed
         number = _later if later else handed.line_number
-        size = 0
+        size, kind = 0, handed.kind
+        objects: Objects | None = None
         if handed.kind != "kernel" and later and (handed.size or 0) >= LARGE and not container.is_docker(handed.sample):
             size = handed.size or 0
             signals += _large(handed, container, on_progress=on_progress)
@@ -106,23 +109,23 @@ def explain(
             state = StreamState()
             objects, blocks = _objects(handed)
             if objects is not None:
-                size, blocks = sum(len(block) for _, block in blocks), iter(())
+                kind = "other"
                 signals += _of_objects(objects, container, book, source=handed.name)
                 allocations += objects.held
             for offset, block in blocks:
                 size += len(block)
-                if handed.kind in ("kernel", "mixed", "prose"):
+                if kind in ("kernel", "mixed", "prose"):
                     kernel = kernel or _kernel_detector(book)
-                    signals += kernel.signals(
-                        block, offset=offset, source=handed.name, line_number=number, kind=handed.kind
-                    )
-                if handed.kind != "kernel":
-                    ref = handed.container or ContainerRef(file=handed.name, document=handed.kind == "other")
+                    signals += kernel.signals(block, offset=offset, source=handed.name, line_number=number, kind=kind)
+                if kind != "kernel":
+                    ref = handed.container or ContainerRef(file=handed.name, document=kind == "other")
                     signals += container.signals(
                         block, state=state, container=ref, source=handed.name, line_number=number
                     )
-        hinted |= {hints[i][1] for i in container.met if not (hints[i][2] and handed.kind in ("container", "mixed"))}
-        notes.append(FileNote(name=handed.name, kind=handed.kind, bytes=size, damaged=handed.damaged))
+        printed = kind in ("container", "mixed") or objects is not None
+        hinted |= {hints[i][1] for i in container.met if not (hints[i][2] and printed)}
+        size = max(size, 0 if objects is None else objects.bytes)
+        notes.append(FileNote(name=handed.name, kind=kind, bytes=size, damaged=handed.damaged))
         handed.close()
     knowledge = Knowledge.of(book.rules, lambda: book.catalogue, book.alternatives)
     diagnostician = Diagnostician(knowledge, kernel_read=kernel is not None, images=lambda: book.images)
@@ -145,9 +148,15 @@ def _kernel_detector(book: Rulebook) -> KernelLogDetector:
 
 
 def _objects(handed: Handed) -> tuple[Objects | None, Iterator[tuple[int, memoryview | bytes]]]:
-    """The Kubernetes objects that an input is, if it is any; and its blocks, from the first."""
+    """The Kubernetes objects that an input is, if it is any; and its blocks, from the first, that are to be read still.
+
+    What a runtime or a person named a container's log is none: a tenant can print an object too.
+    """
     blocks = handed.blocks()
-    if handed.container is not None or not may_be_objects(handed.sample):
+    described = may_be_described(handed.sample)
+    if not described and not may_be_objects(handed.sample):
+        return None, blocks
+    if handed.container is not None or named_as_container(handed.name):
         return None, blocks
     kept, size = [], 0
     for offset, block in blocks:
@@ -155,7 +164,15 @@ def _objects(handed: Handed) -> tuple[Objects | None, Iterator[tuple[int, memory
         size += len(block)
         if size > JSON_LIMIT:
             return None, chain(kept, blocks)
-    return read_objects(b"".join(block for _, block in kept)), iter(kept)
+    text = b"".join(block for _, block in kept)
+    if described:
+        read = read_described(text)
+        if read is None:
+            return None, iter(kept)
+        objects, rest = read  # as long as the text: the blocks keep their places
+        return objects, iter([(at, rest[at : at + len(block)]) for at, block in kept])
+    found = read_objects(text)
+    return found, iter(kept if found is None else ())
 
 
 def _of_objects(objects: Objects, container: ContainerDetector, book: Rulebook, *, source: str) -> list[Signal]:

@@ -60,6 +60,8 @@ class Objects:
     parts: tuple[Part, ...]
     faults: tuple[ReportedFault, ...] = ()
     held: tuple[Allocation, ...] = ()
+    bytes: int = 0
+    """How long the text was."""
 
 
 def may_be_objects(sample: bytes) -> bool:
@@ -90,7 +92,7 @@ def read_objects(text: bytes) -> Objects | None:
         else:
             continue
         known = True
-    return Objects(parts=tuple(parts), faults=tuple(faults), held=tuple(held)) if known else None
+    return Objects(parts=tuple(parts), faults=tuple(faults), held=tuple(held), bytes=len(text)) if known else None
 
 
 def parts_of_pod(pod: Mapping[str, Any]) -> Iterator[Part]:
