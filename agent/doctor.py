@@ -23,7 +23,6 @@ Status = Literal["ok", "warn", "fail"]
 
 NVIDIA_VERSION = "/proc/driver/nvidia/version"
 NVIDIA_GPUS = "/proc/driver/nvidia/gpus"
-POD_RESOURCES_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 
 _GRANT_KERNEL = """\
 securityContext:            # the agent's container
@@ -427,19 +426,21 @@ def _kubelet(settings: Settings, probes: Probes) -> Check:
             seen.append(f"{checkpoint} can be read")
         except OSError as error:
             missing.append(f"{checkpoint}: {_why(error)}")
-    try:
-        if probes.is_socket(POD_RESOURCES_SOCKET):
-            seen.append(f"{POD_RESOURCES_SOCKET} is there")
-        else:
-            missing.append(f"{POD_RESOURCES_SOCKET} is no socket")
-    except OSError as error:
-        missing.append(f"{POD_RESOURCES_SOCKET}: {_why(error)}")
+    path = settings.kubelet.pod_resources
+    if path:
+        try:
+            if probes.is_socket(path):
+                seen.append(f"{path} is there")
+            else:
+                missing.append(f"{path} is no socket")
+        except OSError as error:
+            missing.append(f"{path}: {_why(error)}")
     if seen:
         return Check(name="kubelet", status="ok", seen="; ".join(seen + missing))
     return Check(
         name="kubelet",
         status="warn",
-        seen="; ".join(missing),
+        seen="; ".join(missing) or "kubelet.checkpoint and kubelet.pod_resources are empty",
         lost="which container holds which GPU: a failure is tied to a fault only by what its text says",
         grant=_GRANT_KUBELET,
     )

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from agent.detect.container import ContainerDetector, StreamState
+from agent.detect.container import EVIDENCE_CAP, ContainerDetector, StreamState
+from agent.detect.described import may_be_described, read_described
+from agent.detect.objects import FAULT_KEY, JSON_LIMIT, Objects, ReportedFault, may_be_objects, read_objects
 from agent.diagnose.diagnostician import Diagnostician
 from agent.diagnose.knowledge import Knowledge
-from agent.model import Action, ContainerRef, Evidence, Fault, Role, Signal, Verdict, strongest
+from agent.detect.recognise import named_as_container
+from agent.model import Action, Allocation, ContainerRef, Evidence, Fault, Role, Signal, Verdict, strongest
 from agent.rulebook import Rulebook
 from agent.sources.handed import Handed
 from agent.sources.handed.sweep import View, sweep
+
+RECOVERY_WORDS = {
+    "reset-required": "GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+    "reboot-required": "GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+}
+"""What Xid 154 said, by the value under which an agent reported it."""
 
 LARGE = 32 << 20
 """Bytes from which on a file is worth all processors."""
@@ -57,14 +67,24 @@ class Explanation:
     def found(self) -> bool:
         return bool(self.faults or self.verdicts)
 
+    def with_checked(self, more: Sequence[str]) -> Explanation:
+        """The same, each verdict with what else was looked at, or could not be."""
+        return replace(self, verdicts=tuple(replace(v, checked=(*v.checked, *more)) for v in self.verdicts))
+
 
 def explain(
-    inputs: Iterable[Handed], book: Rulebook, *, on_progress: Callable[[int, int | None], None] | None = None
+    inputs: Iterable[Handed],
+    book: Rulebook,
+    *,
+    held: Iterable[Allocation] = (),
+    on_progress: Callable[[int, int | None], None] | None = None,
 ) -> Explanation:
     """Reads every input once, kernel logs with the Xid grammar, all others with the rules, and judges them together.
 
-    Each input is one container; the order of the inputs does not matter.
+    Each input is one container, unless it says whose it is; the order of the inputs does not matter. `held` is what
+    containers are known to have held.
     """
+    allocations = list(held)
     # Words that only a fault settles (an Xid) are no hint where a program may have printed them.
     hints = [(hint.encode(), a.id, a.settled_by is not None) for a in book.alternatives for hint in a.hints]
     hinted: set[str] = set()
@@ -80,30 +100,37 @@ def explain(
         if later:
             numbered[handed.name] = handed
         number = _later if later else handed.line_number
-        size = 0
+        size, kind = 0, handed.kind
+        objects: Objects | None = None
         if handed.kind != "kernel" and later and (handed.size or 0) >= LARGE and not container.is_docker(handed.sample):
             size = handed.size or 0
             signals += _large(handed, container, on_progress=on_progress)
         else:
             state = StreamState()
-            for offset, block in handed.blocks():
+            objects, blocks = _objects(handed)
+            if objects is not None:
+                kind = "other"
+                signals += _of_objects(objects, container, book, source=handed.name)
+                allocations += objects.held
+            for offset, block in blocks:
                 size += len(block)
-                if handed.kind in ("kernel", "mixed", "prose"):
+                if kind in ("kernel", "mixed", "prose"):
                     kernel = kernel or _kernel_detector(book)
-                    signals += kernel.signals(
-                        block, offset=offset, source=handed.name, line_number=number, kind=handed.kind
-                    )
-                if handed.kind != "kernel":
-                    ref = ContainerRef(file=handed.name, document=handed.kind == "other")
+                    signals += kernel.signals(block, offset=offset, source=handed.name, line_number=number, kind=kind)
+                if kind != "kernel":
+                    ref = handed.container or ContainerRef(file=handed.name, document=kind == "other")
                     signals += container.signals(
                         block, state=state, container=ref, source=handed.name, line_number=number
                     )
-        hinted |= {hints[i][1] for i in container.met if not (hints[i][2] and handed.kind in ("container", "mixed"))}
-        notes.append(FileNote(name=handed.name, kind=handed.kind, bytes=size, damaged=handed.damaged))
+        printed = kind in ("container", "mixed") or objects is not None
+        hinted |= {hints[i][1] for i in container.met if not (hints[i][2] and printed)}
+        size = max(size, 0 if objects is None else objects.bytes)
+        notes.append(FileNote(name=handed.name, kind=kind, bytes=size, damaged=handed.damaged))
         handed.close()
     knowledge = Knowledge.of(book.rules, lambda: book.catalogue, book.alternatives)
     diagnostician = Diagnostician(knowledge, kernel_read=kernel is not None, images=lambda: book.images)
     diagnostician.hinted = frozenset(hinted)
+    diagnostician.held(allocations)
     # Faults first: what a container says is then judged once, whatever the order of the files.
     diagnostician.apply(s for s in signals if s.container is None)
     diagnostician.apply(s for s in signals if s.container is not None)
@@ -118,6 +145,64 @@ def _kernel_detector(book: Rulebook) -> KernelLogDetector:
     from agent.detect.kernel_log import KernelLogDetector  # most inputs are containers' logs: they start faster
 
     return KernelLogDetector(book.catalogue, book.rules)
+
+
+def _objects(handed: Handed) -> tuple[Objects | None, Iterator[tuple[int, memoryview | bytes]]]:
+    """The Kubernetes objects that an input is, if it is any; and its blocks, from the first, that are to be read still.
+
+    What a runtime or a person named a container's log is none: a tenant can print an object too.
+    """
+    blocks = handed.blocks()
+    described = may_be_described(handed.sample)
+    if not described and not may_be_objects(handed.sample):
+        return None, blocks
+    if handed.container is not None or named_as_container(handed.name):
+        return None, blocks
+    kept, size = [], 0
+    for offset, block in blocks:
+        kept.append((offset, bytes(block)))
+        size += len(block)
+        if size > JSON_LIMIT:
+            return None, chain(kept, blocks)
+    text = b"".join(block for _, block in kept)
+    if described:
+        read = read_described(text)
+        if read is None:
+            return None, iter(kept)
+        objects, rest = read  # as long as the text: the blocks keep their places
+        return objects, iter([(at, rest[at : at + len(block)]) for at, block in kept])
+    found = read_objects(text)
+    return found, iter(kept if found is None else ())
+
+
+def _of_objects(objects: Objects, container: ContainerDetector, book: Rulebook, *, source: str) -> list[Signal]:
+    """What the objects' texts say, each as its own container's, and the faults that nodes' agents reported."""
+    signals: list[Signal] = []
+    for part in objects.parts:
+        ref = part.container or ContainerRef(file=source, document=True)
+        text = part.text.encode("utf-8", "replace") + b"\n"
+        found = container.signals(text, state=StreamState(docker=False), container=ref, source=source)
+        # The text was put together here: a place in it is none in the file.
+        signals += [replace(s, evidence=replace(s.evidence, line=None, offset=None)) for s in found]
+    for fault in objects.faults:
+        signals += _reported(fault, book, source=source)
+    return signals
+
+
+def _reported(fault: ReportedFault, book: Rulebook, *, source: str) -> Iterator[Signal]:
+    """The signals of a fault that a node's agent wrote on its node: judged by the catalogue as the Xids it names."""
+    if fault.pci is None:
+        return  # nothing names the GPU to the catalogue: it is shown by what was checked, not judged
+    from agent.detect.kernel import KernelDetector
+
+    detector = KernelDetector(book.catalogue, ())
+    text = f"{FAULT_KEY} on node {fault.node}: {fault.value}" + (f" ({fault.why})" if fault.why else "")
+    for xid in dict.fromkeys(fault.xids):
+        said = RECOVERY_WORDS.get(fault.value, "") if xid == 154 else ""
+        message = f"NVRM: Xid (PCI:{fault.pci}): {xid}, {said or 'as reported'}"
+        for signal in detector.signals(message, time=fault.since, source=source):
+            evidence = replace(signal.evidence, text=" ".join(text.split())[:EVIDENCE_CAP], line=None)
+            yield replace(signal, gpu=replace(signal.gpu, uuid=fault.uuid or signal.gpu.uuid), evidence=evidence)
 
 
 def _later(_offset: int) -> None:

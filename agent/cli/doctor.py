@@ -16,7 +16,7 @@ from agent.cli.settings import settings_options
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @settings_options
 def command(file: Path | None, overrides: dict[str, Any], form: str) -> None:
-    """Check what the agent needs on this node: kernel log, logs, state, port, driver, kubelet.
+    """Check what the agent needs: kernel log, logs, state, port, driver, kubelet, and its rights in the cluster.
 
     \b
     Examples:
@@ -25,8 +25,11 @@ def command(file: Path | None, overrides: dict[str, Any], form: str) -> None:
 
     Exit status: 0 all there (or with less), 1 something that it cannot do without is missing, 2 unusable settings.
     """
+    import asyncio
+
     from agent.config import ConfigError, load_settings
     from agent.doctor import Probes, as_json, as_text, run_checks, worst
+    from agent.doctor_cluster import cluster_checks
     from agent.rulebook import load_rulebook
 
     try:
@@ -35,6 +38,7 @@ def command(file: Path | None, overrides: dict[str, Any], form: str) -> None:
         raise Unusable(str(error)) from None
     folders = [Path(p) for p in settings.rules_dirs]
     checks = run_checks(settings, probes=Probes(load_rules=lambda: len(load_rulebook(folders, thorough=True).rules)))
+    checks += asyncio.run(cluster_checks(settings))
     if form == "json":
         click.echo(as_json(checks))
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from io import BytesIO
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     help="The LLMKube InferenceService (YAML): shows what to patch in it.",
 )
 @click.option("--way", type=click.IntRange(min=1), help="Patch this way out of those under Do (default: the first).")
+@click.option("--pod", metavar="[NS/]NAME", help="Fetch a pod's logs, its state and its node's, with your own rights.")
+@click.option("--container", "-c", default="", help="With --pod: this container only.")
+@click.option("--kubeconfig", default="", help="With --pod: the kubeconfig [default: as kubectl's].")
+@click.option("--context", default="", help="With --pod: the kubeconfig's context.")
 @click.option("--colour/--no-colour", default=None, help="Colour the text (default: on a terminal only).")
 def command(
     files: tuple[str, ...],
@@ -34,13 +39,18 @@ def command(
     folders: tuple[Path, ...],
     manifest: Path | None,
     way: int | None,
+    pod: str | None,
+    container: str,
+    kubeconfig: str,
+    context: str,
     colour: bool | None,
 ) -> None:
     """Explain container logs, kernel logs, or both: what failed, whose it is, what to change.
 
     Any form is taken: files or standard input, `kubectl logs`, `dmesg`, the journal, syslog, raw /dev/kmsg records,
-    gzip, colour codes. Which is which is recognised by content. Hand in the kernel log of the node beside the
-    container's log wherever you can: only it can accuse a GPU.
+    gzip, colour codes, `kubectl describe`, `kubectl get events`, a pod or a node as YAML or JSON. Which is which is
+    recognised by content. Hand in the kernel log of the node beside the container's log wherever you can: only it can
+    accuse a GPU. With --pod the logs are fetched; files may be handed in beside it.
 
     \b
     Examples:
@@ -48,6 +58,8 @@ def command(
       kubectl logs POD --previous | faultline explain
       faultline explain pod.log --manifest chat.yaml
       ssh NODE sudo dmesg | faultline explain - pod.log --format json
+      faultline explain --pod llm/chat-0
+      ssh NODE sudo dmesg | faultline explain --pod llm/chat-0 -
 
     Exit status: 0 nothing found, 1 something found, 2 the input or the call is unusable.
     """
@@ -57,18 +69,31 @@ def command(
     from agent.rulebook import load_rulebook
     from agent.sources.handed import UnusableInput, open_handed
 
-    if not files and (sys.stdin is None or sys.stdin.isatty()):
+    if pod is None and (container or kubeconfig or context):
+        raise Unusable("--container, --kubeconfig and --context belong to --pod")
+    asked = None
+    if pod is not None:
+        from agent.cli.pod import ask
+
+        asked = ask(pod, container=container, kubeconfig=kubeconfig, context=context)
+        for note in asked.missing:
+            click.echo(f"faultline: {note}", err=True)
+    elif not files and (sys.stdin is None or sys.stdin.isatty()):
         raise Unusable("no input: name files, or pipe a log in (faultline explain --help shows examples)")
     try:
         book = load_rulebook(folders)
         with _Progress(sys.stderr.isatty() and form == "text") as progress:
             inputs = open_handed(
-                files or ("-",),
+                files or (("-",) if asked is None else ()),
                 stdin=sys.stdin.buffer if sys.stdin is not None else BytesIO(),
                 recognise=recognise,
                 on_progress=progress,
             )
-            explanation = explain(inputs, book, on_progress=progress)
+            if asked is not None:
+                explanation = explain(chain(asked.inputs, inputs), book, held=asked.held, on_progress=progress)
+                explanation = explanation.with_checked(asked.checked)
+            else:
+                explanation = explain(inputs, book, on_progress=progress)
         dressed = _dressed(explanation, book, manifest, way)
     except (RuleError, UnusableInput) as error:
         raise Unusable(str(error)) from None

@@ -174,6 +174,11 @@ def _wholly_wrapped(judged: Sequence[tuple[_Class, bool]]) -> bool:
     return bool(wrapped) and all(wrapped)
 
 
+def named_as_container(name: str) -> bool:
+    """True for a name under which a runtime or a person keeps a container's log."""
+    return name.endswith(".log") and _CONTAINER_NAME.search(name) is not None
+
+
 def recognise(sample: bytes, name: str) -> Kind:
     """What the text is, judged by its first :data:`SAMPLE` bytes (UTF-8).
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable, Generator, Iterator, Sequence
-from io import FileIO
+from io import BytesIO, FileIO
 from itertools import chain
 from typing import BinaryIO
 
+from agent.model import ContainerRef
 from agent.sources.handed.text import Encoding, encoding_of, foreign_format, is_binary, to_utf8
 from agent.sources.handed.unpack import packing_of, unpack
 
@@ -72,7 +73,10 @@ class Handed:
         sample: bytes,
         damaged: list[str],
         reader: _Reader,
+        container: ContainerRef | None = None,
     ) -> None:
+        self.container = container
+        """Whose log it is, where that is known; a file by itself is a container of its own."""
         self.name = name
         """The path as given; ``-`` for standard input."""
         self.kind = kind
@@ -383,6 +387,26 @@ def _check(path: str) -> int | None:
     if os.path.realpath(path) == "/dev/null":
         return 0
     raise UnusableInput(path, "is a device or a socket", _DEVICE_CURE)
+
+
+def handed_text(name: str, text: bytes, *, kind: str = "other", container: ContainerRef | None = None) -> Handed:
+    """A text that was not read from a file, as if it had been handed in. Raises UnusableInput where it is no text."""
+    damaged: list[str] = []
+    reader = _Reader(
+        name=name, path=name, stream=BytesIO(text), meter=_Meter(None, None), limit=MAX_UNPACKED, damaged=damaged
+    )
+    sample = reader.look()
+    return Handed(
+        name=name,
+        kind=kind,
+        encoding=reader.encoding.name,
+        packing=reader.packing,
+        size=None,
+        sample=sample,
+        damaged=damaged,
+        reader=reader,
+        container=container,
+    )
 
 
 def open_handed(
