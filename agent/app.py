@@ -145,7 +145,7 @@ class App:
             clock=clock,
             boot_id=self._boot_id,
             window=settings.correlation.window_seconds,
-            by_content=lambda c: self.settings.select.choose(c) is Choice.BY_CONTENT,
+            by_content=lambda c: self._choice(c) is Choice.BY_CONTENT,
             on_ready=lambda container, facts: self._servers.ready(container, facts) if settings.sglang.ask else None,
         )
         self._client = ServerClient(timeout=settings.sglang.timeout_seconds)
@@ -188,6 +188,8 @@ class App:
             else None
         )
         self.telemetry.on_change = self._plans_changed
+        if self.cluster is not None:
+            self.cluster.on_pods = self._pods_changed
         self.started = asyncio.Event()
         """Set once the port is listened on."""
         self._wake = asyncio.Event()
@@ -325,7 +327,7 @@ class App:
         settings = self.settings.logs
         source = LogSource(
             Path(settings.root),
-            select=lambda c: self.settings.select.choose(c) is not Choice.IGNORE,
+            select=lambda c: self._choice(c) is not Choice.IGNORE,
             positions=positions,  # type: ignore[arg-type]
             back_read=settings.back_read_bytes,
             grace=settings.grace_seconds,
@@ -342,6 +344,18 @@ class App:
                     self._worked()
         finally:
             source.close()
+
+    def _choice(self, container: ContainerRef) -> Choice:
+        """What the settings say of a container, with what the cluster says of its pod where that is known."""
+        pod = self.cluster.pods.get(container.uid) if self.cluster is not None else None
+        if pod is None:
+            return self.settings.select.choose(container)
+        known = pod.container(container.container)
+        return self.settings.select.choose(container, image=known.image if known else "", labels=pod.labels)
+
+    def _pods_changed(self) -> None:
+        if self._watched.logs is not None:
+            self._watched.logs.reselect()
 
     def _look_at_logs(self) -> None:
         """Whether the logs can be read now; told when that changes."""
@@ -514,6 +528,8 @@ class App:
     def _told(self, report: Report) -> None:
         self._metrics.add(m.EVENTS, reason=report.reason)
         self._sink(report)
+        if self.cluster is not None:
+            self.cluster.told(report)
 
     def _role_of(self, rule_id: str) -> Role:
         rule = self.pipeline.diagnostician.knowledge.rules.get(rule_id)

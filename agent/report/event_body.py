@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from agent.report.events import DEEDS, NOTE_BYTES, ObjectRef, Report
-from agent.report.text import cut, printable
+from agent.text import cut, printable
 
 CONTROLLER = "faultline.dev/agent"
 """`reportingController`; what `kubectl describe` shows in the column From."""
