@@ -28,6 +28,11 @@ class Login:
     """The namespace of the service account, or of the kubeconfig's context."""
 
 
+def in_cluster(environ: Mapping[str, str] = os.environ) -> bool:
+    """True in a pod that was given a service account."""
+    return bool(environ.get("KUBERNETES_SERVICE_HOST")) and (SERVICE_ACCOUNT / "token").exists()
+
+
 async def login(*, kubeconfig: str = "", context: str = "", environ: Mapping[str, str] = os.environ) -> Login:
     """A login by the file given, else by the pod's service account, else by the user's kubeconfig.
 
@@ -38,9 +43,8 @@ async def login(*, kubeconfig: str = "", context: str = "", environ: Mapping[str
     from kubernetes.aio.client.configuration import Configuration
 
     configuration = type.__call__(Configuration)
-    in_cluster = bool(environ.get("KUBERNETES_SERVICE_HOST")) and (SERVICE_ACCOUNT / "token").exists()
     try:
-        if not kubeconfig and in_cluster:
+        if not kubeconfig and in_cluster(environ):
             config.load_incluster_config(client_configuration=configuration)
             return Login(configuration=configuration, how="in-cluster", namespace=_namespace())
         named = kubeconfig or environ.get("KUBECONFIG", "") or "~/.kube/config"
