@@ -1,0 +1,1 @@
+"""What the API server tells of this node's pods. Reads only."""
