@@ -1,1 +1,1 @@
-"""What the API server knows of pods and nodes, fetched. Decides nothing about what it says."""
+"""What the API server says of this node and its pods. Reads; decides nothing."""
