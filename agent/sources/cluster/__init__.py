@@ -1,0 +1,1 @@
+"""What the API server tells of this node, followed by watches: pods, device slices. Writes nothing there."""
