@@ -12,9 +12,9 @@ import msgspec
 from agent.detect.container import EVIDENCE_CAP, ContainerDetector, StreamState
 from agent.detect.described import may_be_described, read_described
 from agent.detect.objects import FAULT_KEY, JSON_LIMIT, Objects, ReportedFault, may_be_objects, read_objects
+from agent.detect.recognise import named_as_container
 from agent.diagnose.diagnostician import Diagnostician
 from agent.diagnose.knowledge import Knowledge
-from agent.detect.recognise import named_as_container
 from agent.model import Action, Allocation, ContainerRef, Evidence, Fault, Role, Signal, Verdict, strongest
 from agent.rulebook import Rulebook
 from agent.sources.handed import Handed
