@@ -8,8 +8,8 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -21,26 +21,31 @@ from agent import __version__
 from agent.cluster import Cluster
 from agent.config import Choice, Settings, changed
 from agent.detect.rules import RuleError
+from agent.diagnose.workload import Answer, runs_sglang
 from agent.kube import Login
 from agent.memory import give_back
 from agent.model import ContainerRef, Fault, Plan, Role, Verdict
+from agent.occupants import Occupants
 from agent.pipeline import DETECTOR, KERNEL, LOADED, LOGS, Pipeline
 from agent.recovery import Holds, Recoveries
 from agent.report import metrics as m
-from agent.report.events import Report, blind_report, node_ref
+from agent.report.events import ObjectRef, Report, blind_report, node_ref
 from agent.report.http import StatusServer
 from agent.report.reporter import REPORT, Reporter
 from agent.report.status import Readiness, RuleStatus, SourceStatus
 from agent.report.store import FAILURE, FAULT, Store, decode_all
 from agent.report.telemetry import Telemetry
 from agent.rulebook import Rulebook, load_rulebook
+from agent.sources.cluster.pods import cluster_pods
 from agent.sources.gpus.driver import DriverSource
 from agent.sources.gpus.inventory import read_gpus
 from agent.sources.kernel import KernelLogUnavailable, KernelSource, open_kernel_source, read_boot_id
 from agent.sources.kubelet.addresses import PodAddresses
 from agent.sources.kubelet.checkpoint import CheckpointSource
+from agent.sources.kubelet.pods_api import PodsApi
 from agent.sources.logs.follow import LogSource
 from agent.sources.logs.present import present
+from agent.sources.podfeed import PodFeed
 from agent.sources.sglang import ServerClient, ServerSource
 
 log = logging.getLogger("faultline")
@@ -183,13 +188,22 @@ class App:
                 blind=lambda: self._watched.blind["kernel"].why if "kernel" in self._watched.blind else "",
                 settled=lambda: self._caught_up,
                 release=self.recoveries.release,
+                labels_of=self._labels_of,
             )
             if login is not None
             else None
         )
         self.telemetry.on_change = self._plans_changed
-        if self.cluster is not None:
-            self.cluster.on_pods = self._pods_changed
+        cluster = self.cluster
+        self.occupants = Occupants(
+            feed=self._pod_feed(),
+            socket=settings.kubelet.pod_resources,
+            driver=settings.dra.driver,
+            held=self.pipeline.held,
+            resolve=cluster.gpu_of if cluster is not None else lambda device: device,
+            on_pods=self._pods_changed,
+            clock=clock,
+        )
         self.started = asyncio.Event()
         """Set once the port is listened on."""
         self._wake = asyncio.Event()
@@ -234,7 +248,7 @@ class App:
             log.warning("nothing is kept across a restart: %s", self.store.error)
         self._read_driver()
         give_back()
-        async with self._server, self._client:
+        async with self._server, self._client, self.cluster.client if self.cluster is not None else nullcontext():
             self.started.set()
             try:
                 async with asyncio.TaskGroup() as group:
@@ -246,6 +260,7 @@ class App:
                         group.create_task(self._reload_when_asked(), name="reload"),
                         group.create_task(self._watch_files(), name="watch"),
                         group.create_task(self.recoveries.run(), name="recovery"),
+                        group.create_task(self.occupants.run(), name="occupants"),
                     ]
                     if self.cluster is not None:
                         tasks.append(group.create_task(self.cluster.run(), name="cluster"))
@@ -347,11 +362,31 @@ class App:
 
     def _choice(self, container: ContainerRef) -> Choice:
         """What the settings say of a container, with what the cluster says of its pod where that is known."""
-        pod = self.cluster.pods.get(container.uid) if self.cluster is not None else None
-        if pod is None:
-            return self.settings.select.choose(container)
-        known = pod.container(container.container)
-        return self.settings.select.choose(container, image=known.image if known else "", labels=pod.labels)
+        select, pod = self.settings.select, self.occupants.pods.get(container.uid)
+        known = pod.container(container.container) if pod is not None else None
+        if pod is None or known is None:
+            return select.choose(container)
+        if select.excludes(container, image=known.image):
+            return Choice.IGNORE
+        match runs_sglang(pod, known).answer:
+            case Answer.YES:
+                return Choice.FOLLOW
+            case Answer.NO if not select.all:
+                return Choice.IGNORE
+        return select.choose(container, image=known.image, labels=pod.labels)
+
+    def _pod_feed(self) -> PodFeed | None:
+        """The kubelet's own where it serves one: no right in the cluster is needed. Else the API server's."""
+        path = self.settings.kubelet.pods_api
+        if path and Path(path).is_socket():
+            return PodsApi(path)
+        if self.cluster is not None:
+            return cluster_pods(self.cluster.client, self.node, clock=self._clock)
+        return None
+
+    def _labels_of(self, pod: ObjectRef) -> Mapping[str, str] | None:
+        known = self.occupants.pods.get(pod.uid)
+        return known.labels if known is not None else None
 
     def _pods_changed(self) -> None:
         if self._watched.logs is not None:

@@ -9,18 +9,22 @@ from contextlib import aclosing
 from dataclasses import replace
 
 from agent.config import Settings
-from agent.kube import KubeClient, Login
+from agent.kube import KubeClient, Login, RefusedError
 from agent.kube.watch import Changed, Watch
-from agent.model import Fault, Plan
+from agent.model import Fault, Plan, Scope
 from agent.pipeline import Pipeline
-from agent.pods import Pod, pod_of
 from agent.report.events import ObjectRef, Report
 from agent.report.postman import Postman
 from agent.report.reporter import Reporter
 from agent.report.services import Services
 from agent.report.store import Store
-from agent.respond.marks import Mark, Record, adopted
+from agent.respond.device_taint import DeviceTaint
+from agent.respond.marks import Mark, NodeView, Record, adopted
+from agent.respond.means import WithholdError
 from agent.respond.responder import Limits, Responder
+from agent.respond.slices import KnownDevices
+from agent.sources.cluster.slices import SliceSource
+from agent.text import cut
 
 log = logging.getLogger("faultline")
 
@@ -42,26 +46,34 @@ class Cluster:
         blind: Callable[[], str],
         settled: Callable[[], bool],
         release: Callable[[str], None],
+        labels_of: Callable[[ObjectRef], Mapping[str, str] | None],
     ) -> None:
         """`blind` says why the kernel log cannot be read; `settled` whether it was read to its end once."""
         self._settings, self._node, self._clock = settings, node, clock
         self._pipeline, self._reporter, self._store = pipeline, reporter, store
         self.blind, self.settled, self.release = blind, settled, release
         self.client = KubeClient(login, name=node, deadline=settings().cluster.deadline_seconds)
-        self.responder = Responder(self.client, node=node, boot=boot, brain=self, limits=self._limits, clock=clock)
+        driver = settings().dra.driver
+        self.devices = KnownDevices(driver=driver)
+        self.slices = SliceSource(self.client, node=node, known=self.devices, clock=clock, on_change=self.changed)
+        self.device_taint = DeviceTaint(self.client, node=node, devices=lambda: self.devices.devices, driver=driver)
+        self._withheld_devices: set[str] | None = None
+        """Faults for which a device taint of ours stands; None until that was looked up."""
+        self.responder = Responder(
+            self.client,
+            node=node,
+            boot=boot,
+            brain=self,
+            limits=self._limits,
+            clock=clock,
+            devices=self._taint_devices,
+        )
         self.node_watch = Watch(
             self.client, "/api/v1/nodes", params={"fieldSelector": f"metadata.name={node}"}, clock=clock
         )
-        self.pod_watch = Watch(
-            self.client, "/api/v1/pods", params={"fieldSelector": f"spec.nodeName={node}"}, clock=clock
-        )
-        self.pods: dict[str, Pod] = {}
-        """The pods of this node, by uid."""
-        self.on_pods: Callable[[], None] = lambda: None
-        """Called after pods came, went, or were labelled anew."""
         self.standing: Record | None = None
         """The mark that stood on the node at the end of the last turn."""
-        self.services = Services(self.client, labels_of=self._labels_of, clock=clock)
+        self.services = Services(self.client, labels_of=labels_of, clock=clock)
         self.postman = Postman(
             self.client,
             store=store,
@@ -77,16 +89,67 @@ class Cluster:
     async def run(self) -> None:
         """Runs until it is cancelled."""
         log.info("in the cluster by %s", self.client.how)
-        async with self.client, asyncio.TaskGroup() as group:
+        async with asyncio.TaskGroup() as group:
             group.create_task(self.responder.run(), name="marks")
             group.create_task(self._follow_node(), name="node")
-            group.create_task(self._follow_pods(), name="pods")
+            group.create_task(self.slices.run(), name="slices")
             if self._settings().cluster.events:
                 group.create_task(self.postman.run(), name="events")
 
     def changed(self) -> None:
-        """Faults or plans may have changed."""
+        """Faults, plans or devices may have changed."""
+        self._look_at_devices()
         self.responder.wake()
+
+    def gpu_of(self, device: str) -> str:
+        """The UUID (or address) of a DRA device ``<driver>/<pool>/<device>``; any other id as it is."""
+        for known in self.devices.devices:
+            if device == f"{known.driver}/{known.pool}/{known.device}":
+                return known.parent or known.uuid or known.pci or device
+        return device
+
+    def _look_at_devices(self) -> None:
+        """Which accused GPUs can be withheld by their device, or are already: the plans follow."""
+        devices, withheld = {}, {}
+        for fault in self.faults():
+            if fault.accuses and fault.scope is Scope.GPU:
+                reach = self.device_taint.reach(fault.gpu)
+                if reach.can:
+                    devices[fault.id] = reach.why
+                elif reach.already:
+                    withheld[fault.id] = reach.why
+        self._reporter.now_in(replace(self._reporter.situation, devices=devices, withheld=withheld))
+
+    async def _taint_devices(self, mark: Mark, node: NodeView) -> None:
+        """Makes our device taints agree with the mark. Without the right to see them there are none of ours."""
+        wanted = {p.fault: p for p in self.plans() if p.means == "device" and p.fault is not None}
+        if self._withheld_devices is None:
+            if self._settings().mode == "observe":
+                return
+            await self.device_taint.discover()
+            try:
+                self._withheld_devices = {h.fault for h in await self.device_taint.held()}
+            except RefusedError as error:
+                if error.status != 403:
+                    raise
+                self._withheld_devices = set()
+            self._look_at_devices()
+            self.responder.wake()
+            return
+        faults = {f.id: f for f in mark.faults}
+        for fault_id in wanted.keys() - self._withheld_devices:
+            if (fault := faults.get(fault_id)) is not None:
+                why = cut(f"{fault.title}: {fault.why}", 500)
+                try:
+                    await self.device_taint.withhold(fault.gpu, value=fault.value, why=why, fault=fault.id)
+                except WithholdError as error:
+                    log.warning("%s is not withheld: %s", fault.gpu.pci or fault.gpu.uuid, error)
+                    continue
+                self._withheld_devices.add(fault_id)
+        if self.settled():
+            for fault_id in self._withheld_devices - wanted.keys():
+                await self.device_taint.release(fault_id)
+                self._withheld_devices.discard(fault_id)
 
     def told(self, report: Report) -> None:
         """An event, new or repeated."""
@@ -107,25 +170,6 @@ class Cluster:
                 else:
                     for item in change.items:
                         self.responder.observed(item)
-
-    async def _follow_pods(self) -> None:
-        async with aclosing(self.pod_watch.changes()) as changes:
-            async for change in changes:
-                before = {uid: (p.labels, p.annotations) for uid, p in self.pods.items()}
-                if isinstance(change, Changed):
-                    if (pod := pod_of(change.object)) is not None:
-                        if change.kind == "DELETED":
-                            self.pods.pop(pod.uid, None)
-                        else:
-                            self.pods[pod.uid] = pod
-                else:
-                    self.pods = {pod.uid: pod for item in change.items if (pod := pod_of(item)) is not None}
-                if before != {uid: (p.labels, p.annotations) for uid, p in self.pods.items()}:
-                    self.on_pods()
-
-    def _labels_of(self, pod: ObjectRef) -> Mapping[str, str] | None:
-        known = self.pods.get(pod.uid)
-        return known.labels if known is not None else None
 
     def _limits(self) -> Limits:
         now = self._settings()

@@ -136,15 +136,18 @@ class SelectSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw
     ] = True
     all: Annotated[bool, Meta(description="Read every container that is not excluded.", extra=_LIVE)] = False
 
+    def excludes(self, container: ContainerRef, *, image: str = "") -> bool:
+        """Whether the operator rules this container out, whatever else says that it runs SGLang."""
+        return (
+            _any_glob(self.exclude_namespaces, container.namespace)
+            or _any_glob(self.exclude_containers, container.container)
+            or (bool(self.namespaces) and not _any_glob(self.namespaces, container.namespace))
+            or (image != "" and _any_glob(self.exclude_images, image))
+        )
+
     def choose(self, container: ContainerRef, *, image: str = "", labels: Mapping[str, str] | None = None) -> Choice:
         """What is to be done with one container; ``image`` and ``labels`` are empty while they are not known."""
-        if _any_glob(self.exclude_namespaces, container.namespace) or _any_glob(
-            self.exclude_containers, container.container
-        ):
-            return Choice.IGNORE
-        if self.namespaces and not _any_glob(self.namespaces, container.namespace):
-            return Choice.IGNORE
-        if image and _any_glob(self.exclude_images, image):
+        if self.excludes(container, image=image):
             return Choice.IGNORE
         if (
             self.all

@@ -13,7 +13,6 @@ MODES = ("observe", "device", "taint", "cordon")
 
 _ALL = frozenset(MODES)
 _DEVICE = frozenset(MODES[1:])
-_MARK = frozenset(MODES[2:])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,8 +75,9 @@ RIGHTS: tuple[Right, ...] = (
         "taints of single DRA devices: a faulted one is still given to new claims",
     ),
     *_rights(
-        "", "nodes", "patch", _MARK,
-        "the taint and the cordon of the node: a faulted GPU is still given to new pods",
+        "", "nodes", "patch", _DEVICE,
+        "the taint and the cordon of the node, and the label by which marked nodes are counted: a faulted GPU is still "
+        "given to new pods",
     ),
 )  # fmt: skip
 

@@ -11,6 +11,7 @@ from agent.config import ClusterSettings, KubeletSettings, Settings
 from agent.kube import KubeClient, Patch, login
 from agent.respond.marks import KEY, RELEASE, NodeView
 from tests.cluster.server import ApiServer
+from tests.conftest import make_node
 from tests.test_app import BUSY, record, settings
 
 UID = "0c6f1a52-0000-0000-0000-000000000001"
@@ -109,6 +110,59 @@ async def test_observe_changes_nothing_but_the_condition(
         there = await view(client, node)
         assert not there.marked and not there.unschedulable
         assert app.plans()[0].withheld == "mode is observe; cordon needs mode cordon"
+
+
+def slice_of(node: str, *, taints: list[dict] | None = None) -> dict:
+    def device(minor: int, pci: str, uuid: str) -> dict:
+        attributes = {"uuid": {"string": uuid}, "resource.kubernetes.io/pciBusID": {"string": pci}}
+        return {"name": f"gpu-{minor}", "attributes": attributes} | ({"taints": taints} if taints else {})
+
+    return {
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": f"{node}-gpu"},
+        "spec": {
+            "driver": "gpu.nvidia.com", "nodeName": node,
+            "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
+            "devices": [device(3, "0000:5d:00.0", GPU), device(4, "0000:5e:00.0", GPU.replace("5", "6"))],
+        },
+    }  # fmt: skip
+
+
+async def test_where_dra_serves_the_gpu_only_its_device_is_tainted(newest_server: ApiServer, tmp_path: Path) -> None:
+    node = f"dra-{tmp_path.name[-6:].lower().replace('_', '-')}x"
+    async with KubeClient(await login(kubeconfig=str(newest_server.kubeconfig()))) as client:
+        await make_node(client, node)
+        await client.create("/apis/resource.k8s.io/v1/resourceslices", slice_of(node))
+
+        async def rules() -> list[dict]:
+            found = await client.get("/apis/resource.k8s.io/v1/devicetaintrules")
+            return [r for r in found["items"] or () if r["spec"]["deviceSelector"].get("pool") == node]
+
+        async with agent(newest_server, tmp_path, node, mode="taint"):
+            record(tmp_path, 1, NAMED)
+            record(tmp_path, 2, RESET)
+            await until(rules, what="the device is tainted")
+            (rule,) = await rules()
+            assert rule["spec"]["deviceSelector"] == {"driver": "gpu.nvidia.com", "pool": node, "device": "gpu-3"}
+            assert rule["spec"]["taint"]["effect"] == "NoSchedule"
+
+            async def labelled() -> bool:
+                return (await view(client, node)).labels.get(KEY) == "device"
+
+            await until(labelled, what="counted as marked")
+            assert (await view(client, node)).taint is None, "the seven others go on"
+
+            async def told() -> bool:
+                return "DeviceTainted" in {e["reason"] for e in await events(client, node)}
+
+            await until(told, what="told")
+            await client.patch(f"/api/v1/nodes/{node}", {"metadata": {"annotations": {RELEASE: GPU}}}, kind=Patch.MERGE)
+
+            async def free() -> bool:
+                return not await rules() and not (await view(client, node)).marked
+
+            await until(free, what="released")
+        await client.delete(f"/api/v1/nodes/{node}")
+        await client.delete(f"/apis/resource.k8s.io/v1/resourceslices/{node}-gpu")
 
 
 async def test_a_restart_without_its_state_keeps_the_mark_and_tells_nothing_twice(
