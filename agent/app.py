@@ -453,8 +453,15 @@ class App:
         blind.count += known is not None
         self._watched.blind[source] = blind
         self._metrics.set(m.SOURCE_BLIND, 1, source=source)
-        report = blind_report(source, why=why, cure=cure, agent=node_ref(self.node), at=blind.since, count=blind.count)
+        report = blind_report(source, why=why, cure=cure, agent=self._own_pod(), at=blind.since, count=blind.count)
         self.store.commit(put=self.reporter.add(report))
+
+    def _own_pod(self) -> ObjectRef:
+        """What an event about this agent is about: its pod, where it was told which."""
+        own = self.settings.cluster
+        if not own.pod_name:
+            return node_ref(self.node)
+        return ObjectRef(kind="Pod", name=own.pod_name, namespace=own.pod_namespace, uid=own.pod_uid)
 
     def _worked(self) -> None:
         """After each batch: wake who waits for held-back verdicts, and see that positions get to disk."""
