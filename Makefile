@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench fuzz clean
+.PHONY: help setup demo test lint bench fuzz manifests clean
 
 help: ## This list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/'
@@ -36,6 +36,9 @@ bench: $(STAMP) ## The figures of the README, measured here (peers: mtail, ripgr
 
 fuzz: $(STAMP) ## Every parser on random bytes, for SECONDS (default 60)
 	@$(BIN)/python -m tests.fuzz $(or $(SECONDS),60)
+
+manifests: $(STAMP) ## manifests/base and overlays, from the Helm chart
+	@$(BIN)/python -m tests.manifests.render --write
 
 clean: ## Remove what the above made
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
