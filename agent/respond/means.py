@@ -1,4 +1,4 @@
-"""What every way to withhold one GPU from new work has in common. Decides nothing: whether to use one is the policy's."""
+"""What every way to withhold one GPU from new work has in common. Whether to use one is the policy's decision."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Held:
 
 
 class Means(Protocol):
-    """A way to withhold one GPU. Requests raise :class:`agent.kube.KubeError` as they are; nothing is tried for ever."""
+    """A way to withhold one GPU. Requests raise :class:`agent.kube.KubeError` as they are."""
 
     @property
     def name(self) -> str: ...
