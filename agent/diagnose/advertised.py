@@ -62,7 +62,7 @@ def advertised(
                 offer=Offer.WITHDRAWN, why=f"the kubelet offers {len(set(allocatable_ids))} GPUs, not this one"
             )
         return _unknown("the kubelet's device ids are not UUIDs of whole GPUs")
-    if total and not any(there.values()) and capacity is not None and allocatable is not None:
+    if sum(total.values()) and not any(there.values()) and capacity is not None and allocatable is not None:
         # One unhealthy GPU among several, all unhealthy, or no plugin: in each case nothing is handed out now.
         return Advertised(
             offer=Offer.WITHDRAWN,

@@ -6,7 +6,7 @@ from agent.kube import KubeClient, Patch, RefusedError
 from agent.model import GpuRef, PciAddress
 from agent.respond.device_taint import GROUP, DeviceTaint
 from agent.respond.means import WithholdError
-from agent.respond.slices import SliceDevice
+from agent.respond.slices import SliceDevice, SliceTaint
 
 GPU = GpuRef(pci=PciAddress("0000:65:00"), uuid="GPU-1")
 RULES = f"{GROUP}/v1/devicetaintrules"
@@ -61,3 +61,12 @@ async def test_nothing_is_sent_without_a_whole_selector(client: KubeClient, node
 async def test_a_node_that_is_gone(client: KubeClient) -> None:
     with pytest.raises(RefusedError):
         await means(client, "no-such-node").withhold(GPU, value="x", why="", fault="f")
+
+
+async def test_the_drivers_own_taint_is_not_doubled(client: KubeClient, node: str) -> None:
+    said = SliceTaint(key="gpu.nvidia.com/xid", value="79", effect="NoSchedule")
+    mine = SliceDevice(driver="gpu.nvidia.com", pool=node, device="gpu-3", pci=GPU.pci, taints=(said,))
+    taint = DeviceTaint(client, node=node, devices=lambda: (mine,), driver="gpu.nvidia.com")
+    assert await taint.withhold(GPU, value="xid-79", why="", fault="f") == ()
+    assert taint.reach(GPU).already
+    assert await taint.held() == ()
