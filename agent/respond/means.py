@@ -1,4 +1,4 @@
-"""What every way to withhold one GPU from new work has in common. Decides nothing: that is the policy's."""
+"""What every way to withhold one GPU from new work has in common. Whether to use one is the policy's decision."""
 
 from __future__ import annotations
 
