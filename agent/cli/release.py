@@ -1,4 +1,4 @@
-"""`faultline release`: a person says that a fault is over. Sets one annotation on a node; the agent there does the rest."""
+"""`faultline release`: a person says that a fault is over. Sets one annotation; the agent there does the rest."""
 
 from __future__ import annotations
 
