@@ -60,7 +60,8 @@ def recovered(fault: Fault, proofs: Proofs, *, proof: Proof, hold: float) -> Rec
     """Whether an open fault is over. `proof` is what its recovery asks for, `hold` the seconds of quiet."""
     pci, uuid = fault.gpu.pci, fault.gpu.uuid
     listed = proofs.gpus.get(pci) if proofs.gpus is not None and pci is not None else None
-    if listed and uuid and listed != uuid:
+    moved = bool(uuid) and proofs.gpus is not None and listed != uuid and uuid in proofs.gpus.values()
+    if listed and uuid and listed != uuid and not moved:  # the same card in another slot is still the faulted one
         return Recovery(state="proved", why=f"another GPU ({listed}) is at {pci} now: the faulted one was replaced")
     if proof == "service":
         return Recovery(state="open", why="only other hardware, or a person's release, ends this fault")
@@ -68,13 +69,14 @@ def recovered(fault: Fault, proofs: Proofs, *, proof: Proof, hold: float) -> Rec
     done, since = _happened(fault, proofs, proof)
     if since is None:
         return Recovery(state="open", why=done)
-    if fault.scope is Scope.GPU and pci is not None:
+    if fault.scope is Scope.GPU:
         if proofs.gpus is None:
             return Recovery(state="open", why=f"{done}, but the driver's list of GPUs cannot be read")
-        if pci not in proofs.gpus:
+        if not moved and pci is not None and pci not in proofs.gpus:
             return Recovery(state="open", why=f"{done}, but GPU {pci} has not come back")
-        if uuid and not listed:
-            return Recovery(state="open", why=f"{done}, but the driver does not tell the UUID of GPU {pci}")
+        if not moved and uuid and listed != uuid:
+            what = f"does not tell the UUID of GPU {pci}" if pci is not None else f"does not list GPU {uuid}"
+            return Recovery(state="open", why=f"{done}, but the driver {what}")
     last = fault.last_seen if fault.last_seen is not None else since
     until = max(since, last) + hold
     if proofs.now < until or proofs.now < last:  # a clock that was set back proves nothing

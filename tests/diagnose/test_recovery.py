@@ -62,6 +62,23 @@ def test_a_fault_of_the_node_needs_no_gpu_to_come_back() -> None:
     assert recovered(wide, replace(REBOOTED, gpus=None), proof="reboot", hold=HOLD).state == "proved"
 
 
+def test_the_faulted_card_in_another_slot_is_not_replaced() -> None:
+    gpus = {PCI: "GPU-new", PciAddress("0000:5e:00"): UUID}
+    for proof in ("none", "reset", "reboot", "service"):
+        assert recovered(FAULT, replace(SAME_BOOT, gpus=gpus), proof=proof, hold=HOLD).state == "open"
+    assert recovered(FAULT, replace(REBOOTED, gpus=gpus), proof="service", hold=HOLD).state == "open"
+    assert recovered(FAULT, replace(REBOOTED, gpus=gpus, now=2100.0), proof="reboot", hold=HOLD).state == "waiting"
+    assert recovered(FAULT, replace(REBOOTED, gpus=gpus), proof="reboot", hold=HOLD).state == "proved"
+
+
+def test_a_gpu_without_an_address_must_come_back_too() -> None:
+    by_uuid = replace(FAULT, gpu=GpuRef(uuid=UUID))
+    assert recovered(by_uuid, replace(REBOOTED, gpus={}), proof="reboot", hold=HOLD).state == "open"
+    assert recovered(by_uuid, REBOOTED, proof="reboot", hold=HOLD).state == "proved"
+    unnamed = replace(FAULT, gpu=GpuRef())
+    assert recovered(unnamed, replace(REBOOTED, gpus=None), proof="reboot", hold=HOLD).state == "open"
+
+
 def test_the_hold_counts_from_the_last_record_of_it() -> None:
     again = replace(FAULT, last_seen=9000.0, boot="b1")
     assert recovered(again, REBOOTED, proof="reboot", hold=HOLD).state == "proved"
