@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +21,7 @@ from agent import __version__
 from agent.cluster import Cluster
 from agent.config import Choice, Settings, changed
 from agent.detect.rules import RuleError
+from agent.diagnose.placement import node_wide
 from agent.diagnose.workload import Answer, runs_sglang
 from agent.kube import Login
 from agent.memory import give_back
@@ -188,7 +189,8 @@ class App:
                 blind=lambda: self._watched.blind["kernel"].why if "kernel" in self._watched.blind else "",
                 settled=lambda: self._caught_up,
                 release=self.recoveries.release,
-                labels_of=self._labels_of,
+                occupants=lambda: self.occupants,
+                says=lambda message: node_wide(self.book.rules)(message),
             )
             if login is not None
             else None
@@ -202,6 +204,7 @@ class App:
             held=self.pipeline.held,
             resolve=cluster.gpu_of if cluster is not None else lambda device: device,
             on_pods=self._pods_changed,
+            on_look=cluster.looked_at if cluster is not None else lambda: None,
             clock=clock,
         )
         self.started = asyncio.Event()
@@ -384,11 +387,9 @@ class App:
             return cluster_pods(self.cluster.client, self.node, clock=self._clock)
         return None
 
-    def _labels_of(self, pod: ObjectRef) -> Mapping[str, str] | None:
-        known = self.occupants.pods.get(pod.uid)
-        return known.labels if known is not None else None
-
     def _pods_changed(self) -> None:
+        if self.cluster is not None:
+            self.cluster.looked_at()
         if self._watched.logs is not None:
             self._watched.logs.reselect()
 

@@ -11,18 +11,20 @@ from dataclasses import replace
 from agent.config import Settings
 from agent.kube import KubeClient, Login, RefusedError
 from agent.kube.watch import Changed, Watch
-from agent.model import Fault, Plan, Scope
+from agent.model import Fault, Plan
+from agent.occupants import Occupants
 from agent.pipeline import Pipeline
-from agent.report.events import ObjectRef, Report
+from agent.report.events import ObjectRef, Report, still_advertised_report
 from agent.report.postman import Postman
 from agent.report.reporter import Reporter
 from agent.report.services import Services
 from agent.report.store import Store
+from agent.respond.circumstances import Circumstances, Known
 from agent.respond.device_taint import DeviceTaint
 from agent.respond.marks import Mark, NodeView, Record, adopted
 from agent.respond.means import WithholdError
 from agent.respond.responder import Limits, Responder
-from agent.respond.slices import KnownDevices
+from agent.slices import KnownDevices
 from agent.sources.cluster.slices import SliceSource
 from agent.text import cut
 
@@ -46,7 +48,8 @@ class Cluster:
         blind: Callable[[], str],
         settled: Callable[[], bool],
         release: Callable[[str], None],
-        labels_of: Callable[[ObjectRef], Mapping[str, str] | None],
+        occupants: Callable[[], Occupants],
+        says: Callable[[str], bool],
     ) -> None:
         """`blind` says why the kernel log cannot be read; `settled` whether it was read to its end once."""
         self._settings, self._node, self._clock = settings, node, clock
@@ -57,6 +60,8 @@ class Cluster:
         self.devices = KnownDevices(driver=driver)
         self.slices = SliceSource(self.client, node=node, known=self.devices, clock=clock, on_change=self.changed)
         self.device_taint = DeviceTaint(self.client, node=node, devices=lambda: self.devices.devices, driver=driver)
+        self._occupants = occupants
+        self._circumstances = Circumstances(node=node, reach=self.device_taint.reach, says=says)
         self._withheld_devices: set[str] | None = None
         """Faults for which a device taint of ours stands; None until that was looked up."""
         self.responder = Responder(
@@ -73,7 +78,7 @@ class Cluster:
         )
         self.standing: Record | None = None
         """The mark that stood on the node at the end of the last turn."""
-        self.services = Services(self.client, labels_of=labels_of, clock=clock)
+        self.services = Services(self.client, labels_of=self._labels_of, clock=clock)
         self.postman = Postman(
             self.client,
             store=store,
@@ -98,7 +103,7 @@ class Cluster:
 
     def changed(self) -> None:
         """Faults, plans or devices may have changed."""
-        self._look_at_devices()
+        self._look()
         self.responder.wake()
 
     def gpu_of(self, device: str) -> str:
@@ -108,17 +113,30 @@ class Cluster:
                 return known.parent or known.uuid or known.pci or device
         return device
 
-    def _look_at_devices(self) -> None:
-        """Which accused GPUs can be withheld by their device, or are already: the plans follow."""
-        devices, withheld = {}, {}
-        for fault in self.faults():
-            if fault.accuses and fault.scope is Scope.GPU:
-                reach = self.device_taint.reach(fault.gpu)
-                if reach.can:
-                    devices[fault.id] = reach.why
-                elif reach.already:
-                    withheld[fault.id] = reach.why
-        self._reporter.now_in(replace(self._reporter.situation, devices=devices, withheld=withheld))
+    def _look(self) -> None:
+        """What is known of the node now, for the plans; what is still offered is told."""
+        node, now = self.responder.seen, self._clock()
+        known = Known(
+            pods=self._occupants().pods,
+            capacity=node.capacity if node is not None else None,
+            allocatable=node.allocatable if node is not None else None,
+            allocatable_ids=self._occupants().allocatable(),
+            devices=self.devices.offered,
+        )
+        situation, still = self._circumstances.look(
+            self._reporter.situation,
+            self.faults(),
+            known,
+            now=now,
+            settle=self._settings().recovery.withdrawn_seconds,
+        )
+        self._reporter.now_in(situation)
+        for offered in still:
+            # At once it is offered always; the plugin has some seconds to take it back.
+            first = offered.fault.first_seen
+            if first is not None and now - first >= self._settings().recovery.withdrawn_seconds:
+                report = still_advertised_report(offered.fault, node=self._node, why=offered.why, now=now)
+                self._store.commit(put=self._reporter.once(report))
 
     async def _taint_devices(self, mark: Mark, node: NodeView) -> None:
         """Makes our device taints agree with the mark. Without the right to see them there are none of ours."""
@@ -133,8 +151,7 @@ class Cluster:
                 if error.status != 403:
                     raise
                 self._withheld_devices = set()
-            self._look_at_devices()
-            self.responder.wake()
+            self.changed()
             return
         faults = {f.id: f for f in mark.faults}
         for fault_id in wanted.keys() - self._withheld_devices:
@@ -155,6 +172,17 @@ class Cluster:
         """An event, new or repeated."""
         if self._settings().cluster.events:
             self.postman.post(report)
+
+    def _labels_of(self, pod: ObjectRef) -> Mapping[str, str] | None:
+        known = self._occupants().pods.get(pod.uid)
+        return known.labels if known is not None else None
+
+    def looked_at(self) -> None:
+        """Pods or holders were looked at anew: time passed, or a pod was rejected."""
+        before = self._reporter.situation
+        self._look()
+        if self._reporter.situation != before:
+            self.responder.wake()
 
     async def _uid_of_node(self) -> str:
         """Read freshly: a node that registers again has another uid, and events on the old one are not shown."""

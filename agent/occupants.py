@@ -30,6 +30,7 @@ class Occupants:
         held: Callable[[Iterable[Allocation]], None],
         resolve: Callable[[str], str],
         on_pods: Callable[[], None],
+        on_look: Callable[[], None],
         clock: Callable[[], float],
     ) -> None:
         """`socket` is PodResources'; empty: not asked. `resolve` names a DRA device's GPU, or gives its id back."""
@@ -37,8 +38,13 @@ class Occupants:
         self.pods = feed.known if feed is not None else KnownPods()
         self.holders = PodResourcesSource(path=socket, uid_of=self.pods.uid_of, driver=driver) if socket else None
         self._held, self._resolve, self._on_pods, self._clock = held, resolve, on_pods, clock
+        self._on_look = on_look
         self._changed = asyncio.Event()
         self._told: tuple[Allocation, ...] = ()
+
+    def allocatable(self) -> frozenset[str] | None:
+        """Ids of the devices that the device plugin calls healthy; None where the kubelet does not tell."""
+        return self.holders.allocatable() if self.holders is not None else None
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -62,6 +68,7 @@ class Occupants:
             told = [replace(a, devices=tuple(self._resolve(d) for d in a.devices)) for a in self._told]
             if told:
                 self._held(told)
+            self._on_look()
             with suppress(TimeoutError):
                 async with asyncio.timeout(ASK_AGAIN_SECONDS if source.ask_again else ASK_SECONDS):
                     await self._changed.wait()

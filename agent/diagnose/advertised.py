@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from agent.model import GpuRef
 from agent.pods import DeviceHealth
-from agent.respond.slices import SliceDevice, of_gpu
+from agent.slices import SliceDevice, of_gpu
 
 
 class Offer(StrEnum):

@@ -173,14 +173,14 @@ def _same_fault(before: Fault, now: Fault) -> bool:
     return (before.signals, before.severity, before.last_seen) == (now.signals, now.severity, now.last_seen)
 
 
-def still_advertised_report(fault: Fault, *, node: str, resource: str, now: float) -> Report:
-    """A faulted GPU that the device plugin still offers to new pods."""
+def still_advertised_report(fault: Fault, *, node: str, why: str, now: float) -> Report:
+    """A faulted GPU that is still offered to new pods; `why` says by whom."""
     return _report(
         Reason.GPU_FAULT_STILL_ADVERTISED,
         node_ref(node),
         _note(
             f"{_gpu_words(fault.gpu, scope=fault.scope)} is faulted ({fault.title}{_xid_words(fault.xids)}) "
-            f"and is still offered to new pods as {resource}",
+            f"and is still offered to new pods: {why}",
             "New pods on it will fail",
             _first_fix(fault.fix),
         ),

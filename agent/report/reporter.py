@@ -124,6 +124,10 @@ class Reporter:
             del self._held[verdict.id]
         return self._tell([r for v in ripe for r in self._verdict(v)])
 
+    def once(self, report: Report) -> list[tuple[str, str, bytes]]:
+        """A report of a state that is told when it begins; nothing where its series was told."""
+        return [] if report.key in self._series else self._tell([report])
+
     def add(self, report: Report) -> list[tuple[str, str, bytes]]:
         """A report about the agent itself (a blind source)."""
         return self._tell([report])

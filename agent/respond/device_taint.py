@@ -15,7 +15,7 @@ from agent.kube.client import Json, KubeClient, Patch, RefusedError
 from agent.model import GpuRef, parse_pci
 from agent.pods import moment
 from agent.respond.means import Held, Reach, WithholdError
-from agent.respond.slices import SliceDevice, of_gpu
+from agent.slices import SliceDevice, of_gpu
 
 GROUP = "/apis/resource.k8s.io"
 VERSIONS = ("v1", "v1beta2")

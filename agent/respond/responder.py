@@ -123,6 +123,11 @@ class Responder:
     def path(self) -> str:
         return f"/api/v1/nodes/{self._node}"
 
+    @property
+    def seen(self) -> NodeView | None:
+        """The node as last read; None before, and after an error."""
+        return self._seen
+
     def wake(self) -> None:
         """Something changed: a fault, a plan, a setting."""
         self._wake.set()

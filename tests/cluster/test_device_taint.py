@@ -6,7 +6,7 @@ from agent.kube import KubeClient, Patch, RefusedError
 from agent.model import GpuRef, PciAddress
 from agent.respond.device_taint import GROUP, DeviceTaint
 from agent.respond.means import WithholdError
-from agent.respond.slices import SliceDevice, SliceTaint
+from agent.slices import SliceDevice, SliceTaint
 
 GPU = GpuRef(pci=PciAddress("0000:65:00"), uuid="GPU-1")
 RULES = f"{GROUP}/v1/devicetaintrules"

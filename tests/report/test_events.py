@@ -189,9 +189,9 @@ def test_a_blind_source_is_told_on_the_agents_own_pod() -> None:
 
 
 def test_a_faulted_gpu_still_on_offer_is_told() -> None:
-    report = still_advertised_report(FAULT, node="n", resource="nvidia.com/gpu", now=9.0)
+    report = still_advertised_report(FAULT, node="n", why="the kubelet can allocate GPU-4", now=9.0)
     assert report.reason is Reason.GPU_FAULT_STILL_ADVERTISED
-    assert "still offered to new pods as nvidia.com/gpu" in report.note
+    assert "still offered to new pods: the kubelet can allocate GPU-4" in report.note
 
 
 def test_every_reason_has_a_deed_and_the_list_is_closed() -> None:

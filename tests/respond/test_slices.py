@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model import GpuRef, PciAddress
-from agent.respond.slices import KnownDevices, devices_of, of_gpu
+from agent.slices import KnownDevices, devices_of, of_gpu
 
 PCI = PciAddress("0000:65:00")
 

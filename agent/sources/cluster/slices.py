@@ -10,7 +10,7 @@ from typing import Any
 
 from agent.kube.client import KubeClient
 from agent.kube.watch import Changed, Listed, Watch
-from agent.respond.slices import KnownDevices
+from agent.slices import KnownDevices
 
 MAX_SLICES = 1024
 
