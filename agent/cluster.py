@@ -153,6 +153,12 @@ class Cluster:
                 self._withheld_devices = set()
             self.changed()
             return
+        if self.settled():
+            for fault_id in sorted(self._withheld_devices - wanted.keys()):
+                if await self.device_taint.release(fault_id):
+                    # Another fault of the same GPU may have shared that taint: set what is wanted again.
+                    self._withheld_devices.clear()
+                self._withheld_devices.discard(fault_id)
         faults = {f.id: f for f in mark.faults}
         for fault_id in wanted.keys() - self._withheld_devices:
             if (fault := faults.get(fault_id)) is not None:
@@ -163,10 +169,6 @@ class Cluster:
                     log.warning("%s is not withheld: %s", fault.gpu.pci or fault.gpu.uuid, error)
                     continue
                 self._withheld_devices.add(fault_id)
-        if self.settled():
-            for fault_id in self._withheld_devices - wanted.keys():
-                await self.device_taint.release(fault_id)
-                self._withheld_devices.discard(fault_id)
 
     def told(self, report: Report) -> None:
         """An event, new or repeated."""

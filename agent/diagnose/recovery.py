@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from agent.detect.catalogue import Proof
-from agent.model import Fault, PciAddress, Scope
+from agent.model import Fault, PciAddress, Scope, Severity
 
 FLAPPING_SECONDS = 86400.0
 """A fault of the same GPU that ended within this long before the next one makes the next hold longer."""
@@ -51,7 +51,7 @@ def hold_for(fault: Fault, earlier: Iterable[Fault], *, hold: float, limit: floa
         and f.id != fault.id
         and _same(f, fault)
         and (began is None or 0 <= began - f.cleared <= FLAPPING_SECONDS)
-        and f.action is fault.action
+        and f.severity is Severity.FATAL
     )
     return min(hold * 2.0 ** min(again, 20), max(limit, hold))
 

@@ -57,9 +57,10 @@ class Circumstances:
         self._holes = {i: why for i, why in self._holes.items() if i in ids}
         pods = tuple(known.pods)
         if (hole := black_hole(pods, accused, node=self._node, now=now, says=self.says)) is not None:
-            self._holes[hole.fault] = (
-                f"the kubelet rejects GPU pods of this node ({hole.count} so far, {hole.pods[-1]}: {hole.example[:200]})"
-            )
+            # Such a message wraps the cause in layers of the call: what happened stands at its end.
+            said = hole.example if len(hole.example) <= 200 else f"…{hole.example[-200:]}"
+            told = f"{hole.count} so far, {hole.pods[-1]}: {said}"
+            self._holes[hole.fault] = f"the kubelet rejects GPU pods of this node ({told})"
         devices: dict[str, str] = {}
         withheld: dict[str, str] = {}
         still: list[StillOffered] = []

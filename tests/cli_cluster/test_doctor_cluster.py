@@ -75,7 +75,7 @@ def test_each_right_that_is_missing_tells_its_cost_and_its_cure(right: Any, tmp_
 
 def test_a_mode_asks_for_no_more_than_it_needs() -> None:
     assert not any(r.vital for r in rights_of("observe"))
-    assert {r.of[1] for r in rights_of("device") if r.vital} == {"devicetaintrules"}
+    assert {r.of[1] for r in rights_of("device") if r.vital} == {"devicetaintrules", "nodes"}
     assert rights_of("taint") == rights_of("cordon") == RIGHTS
     assert not any(r.resource == "events" for r in rights_of("observe", events=False))
     assert {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch", "patch"]} in as_rules(RIGHTS)

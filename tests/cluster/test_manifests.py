@@ -22,11 +22,11 @@ def applied(server: ApiServer, objects: list[render.Json], *args: str) -> str:
 
 
 @pytest.mark.parametrize("overlay", render.OVERLAYS)
-def test_accepted(api_server: ApiServer, overlay: str) -> None:
+def test_accepted(newest_server: ApiServer, overlay: str) -> None:
     namespace = f"dry-{uuid.uuid4().hex[:8]}"
-    api_server.namespace(namespace)
+    newest_server.namespace(namespace)
     objects = render.render(render.OVERLAYS[overlay], namespace=namespace)
-    out = applied(api_server, objects, "--dry-run=server", "--validate=strict")
+    out = applied(newest_server, objects, "--dry-run=server", "--validate=strict")
     assert len(out.splitlines()) == len(objects)
 
 
@@ -71,8 +71,8 @@ class Agents:
 
 
 @pytest.fixture(scope="module", params=["taint", "cordon"])
-def agents(api_server: ApiServer, request: pytest.FixtureRequest) -> Iterator[Agents]:
-    found = Agents(api_server, request.param)
+def agents(newest_server: ApiServer, request: pytest.FixtureRequest) -> Iterator[Agents]:
+    found = Agents(newest_server, request.param)
     yield found
     found.close()
 

@@ -15,6 +15,7 @@ import yaml
 
 import agent
 from agent import config
+from agent.kube.rights import as_rules, rights_of
 from tests.manifests import render
 
 MODES = ("observe", "device", "taint", "cordon")
@@ -32,10 +33,16 @@ RULES = {("resource.k8s.io", "devicetaintrules"): ["get", "list", "create", "pat
 NODES = {("", "nodes"): [*READ, "patch"]}
 WANTED = {
     "observe": RIGHTS,
-    "device": RIGHTS | RULES,
+    "device": RIGHTS | RULES | NODES,
     "taint": RIGHTS | RULES | NODES,
     "cordon": RIGHTS | RULES | NODES,
 }
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_role_is_the_table_that_the_doctor_asks_about(mode: Any) -> None:
+    doctor = {(r["apiGroups"][0], r["resources"][0]): sorted(r["verbs"]) for r in as_rules(rights_of(mode))}
+    assert {k: sorted(v) for k, v in WANTED[mode].items()} == doctor
 
 
 def of(objects: list[render.Json], kind: str) -> dict[str, render.Json]:
