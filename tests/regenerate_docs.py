@@ -37,11 +37,10 @@ _PART = re.compile(r"<!-- generated: (?P<name>[\w/-]+) -->\n(?P<body>.*?)<!-- en
 
 
 class Told(NamedTuple):
-    """On which object an event reason appears, when, and whether this version already tells it."""
+    """On which object an event reason appears, and when."""
 
     on: str
     when: str
-    now: bool = True
 
 
 EVENTS: Mapping[Reason, Told] = {
@@ -51,10 +50,15 @@ EVENTS: Mapping[Reason, Told] = {
         "fatal. Told again, with a higher count, while records go on; a new series begins when it becomes graver.",
     ),
     Reason.GPU_FAULT_CLEARED: Told(
-        "Node", "The driver says that the GPU needs nothing any more (Xid 154 to 0x0), and its fault was told before."
+        "Node",
+        "A fault that was told is over: the driver says so (Xid 154 to 0x0), it is proved (docs/recovery.md), or a "
+        "person released it.",
     ),
     Reason.GPU_FAULT_STILL_ADVERTISED: Told(
-        "Node", "A faulted GPU is still offered to new pods by the device plugin.", now=False
+        "Node",
+        "A faulted GPU is still offered to new pods, recovery.withdrawn_seconds after its fault was seen: by the "
+        "kubelet's list of allocatable devices, by a ResourceSlice, or because all GPUs of the node are allocatable. "
+        "Once a fault.",
     ),
     Reason.BACKEND_FAILED_ON_FAULTED_GPU: Told(
         "Pod",
@@ -76,13 +80,15 @@ EVENTS: Mapping[Reason, Told] = {
         "The image's CUDA build and the node's driver are both known, and the driver is too old for it. Nothing need "
         "have failed yet; a server that got ready takes it back.",
     ),
-    Reason.NODE_TAINTED: Told("Node", "The agent put its taint on the node.", now=False),
-    Reason.NODE_CORDONED: Told("Node", "The agent cordoned the node.", now=False),
-    Reason.DEVICE_TAINTED: Told("Node", "The agent tainted a single device.", now=False),
-    Reason.MARK_REMOVED: Told("Node", "The agent took its own mark back.", now=False),
-    Reason.ACTION_WITHHELD: Told("Node", "A plan is not carried out; the note says why.", now=False),
+    Reason.NODE_TAINTED: Told("Node", "The agent put its taint on the node."),
+    Reason.NODE_CORDONED: Told("Node", "The agent tainted and cordoned the node."),
+    Reason.DEVICE_TAINTED: Told("Node", "The agent tainted single devices by a DeviceTaintRule."),
+    Reason.MARK_REMOVED: Told("Node", "The mark of the agent is gone."),
+    Reason.ACTION_WITHHELD: Told(
+        "Node", "A plan is not carried out (the mode, the brake); the note says why. Not in mode observe."
+    ),
     Reason.SOURCE_BLIND: Told(
-        "Node",
+        "agent's pod",
         "The kernel log or the directory of container logs cannot be read. The note says what to grant. A kubelet "
         "checkpoint that cannot be read is shown by the metric faultline_source_blind only.",
     ),
@@ -90,14 +96,11 @@ EVENTS: Mapping[Reason, Told] = {
 
 
 def events_table() -> str:
-    rows = ["| Reason | Type | `action` | Object | When | Told by this version |", "|---|---|---|---|---|---|"]
+    rows = ["| Reason | Type | `action` | Object | When |", "|---|---|---|---|---|"]
     for reason in Reason:
         told = EVENTS[reason]
         kind = "Normal" if reason in events._NORMAL else "Warning"
-        rows.append(
-            f"| `{reason.value}` | {kind} | {events.DEEDS[reason]} | {told.on} | {told.when} "
-            f"| {'yes' if told.now else 'no: reserved'} |"
-        )
+        rows.append(f"| `{reason.value}` | {kind} | {events.DEEDS[reason]} | {told.on} | {told.when} |")
     return "\n".join(rows) + "\n"
 
 

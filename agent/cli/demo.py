@@ -82,7 +82,7 @@ async def _demo(root: Path, *, keep: bool, port: int) -> int:
     after = app.samples()
     click.echo("\n" + click.style("kubectl get events -A", bold=True) + " would say:\n")
     click.echo(events_table(latest(app.events()), now=time.time(), colour=colour, namespace=True), color=colour)
-    click.echo(click.style("The plan", bold=True) + f" (mode {app.mode}: shown, not carried out):\n")
+    click.echo(click.style("The plan", bold=True) + f" (mode {app.mode}, no cluster: shown, not carried out):\n")
     rows = [(p.action.value, p.target, p.value, p.withheld or "-", p.why) for p in app.plans() if p.action != "none"]
     click.echo(table(("ACTION", "TARGET", "VALUE", "WITHHELD", "WHY"), rows))
     click.echo(click.style("Metrics that changed:", bold=True) + "\n")

@@ -18,8 +18,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.bench import live, peers, text
+from tests.bench import acting, live, peers, text
 
+PARTS = ["explain", "rules", "latency", "rest", "flood", "acting"]
 FAULTLINE = str(Path(sys.executable).parent / "faultline")
 
 
@@ -27,9 +28,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument("--size", type=int, default=1000, metavar="MiB", help="size of the generated log (1000)")
     parser.add_argument("--runs", type=int, default=5, help="runs of which the median counts (5)")
-    parser.add_argument("--only", choices=["explain", "rules", "latency", "rest", "flood"], action="append")
+    parser.add_argument("--only", choices=PARTS, action="append")
     args = parser.parse_args()
-    wanted = args.only or ["explain", "rules", "latency", "rest", "flood"]
+    wanted = args.only or PARTS
     rows: list[tuple[str, str, str, bool]] = []
     with tempfile.TemporaryDirectory(prefix="faultline-bench-", dir=os.environ.get("BENCH_DIR")) as folder:
         root = Path(folder)
@@ -37,7 +38,8 @@ def main() -> int:
             rows += _explain(root, args.size, args.runs)
         if "rules" in wanted:
             rows += _rules(root, args.runs)
-        for name, measure in (("latency", live.latency), ("rest", live.rest), ("flood", live.flood)):
+        parts = {"latency": live.latency, "rest": live.rest, "flood": live.flood, "acting": acting.acting}
+        for name, measure in parts.items():
             if name in wanted:
                 _say(f"{name} ...")
                 rows += asyncio.run(measure(root / name))
