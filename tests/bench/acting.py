@@ -71,7 +71,8 @@ async def _measure(root: Path, server: ApiServer) -> list[tuple[str, str, str, b
             raise SystemExit(f"run {n}: not marked: {app.plans()} {app.cluster.responder.error}") from None
         for marked_now in (True, False):  # the turn that set the mark ends, the one that takes it back too
             while (app.cluster.standing is not None) is not marked_now:
-                await asyncio.sleep(0.005)
+                app.cluster.responder.turned.clear()
+                await app.cluster.responder.turned.wait()
             if marked_now:
                 app.recoveries.release("all")
     stop.set()

@@ -248,6 +248,11 @@ async def test_every_request_is_one_that_its_role_allows(newest_server: ApiServe
                 return there.unschedulable is (mode == "cordon") and "GpuFault" in seen
 
             await until(told, what="told")
+
+            async def watching() -> bool:
+                return WATCHED <= _used(newest_server, user)
+
+            await until(watching, what="everything is followed")
             assert app.cluster is not None
             app.recoveries.release("all")
             await until(lambda: _unmarked(client, node), what="released")
@@ -255,17 +260,25 @@ async def test_every_request_is_one_that_its_role_allows(newest_server: ApiServe
             assert app.cluster.slices.error == "" and app.occupants.feed is not None and not app.occupants.feed.error
         await client.delete(f"/api/v1/nodes/{node}")
     allowed = {(r.group, r.resource + (f"/{r.subresource}" if r.subresource else ""), r.verb) for r in rights_of(mode)}
+    used = _used(newest_server, user)
+    assert used <= allowed
+    assert (("", "nodes", "patch") in used) is (mode in ("taint", "cordon"))
+
+
+WATCHED = {("", "nodes", "watch"), ("", "pods", "watch"), ("", "nodes/status", "patch")}
+
+
+def _used(server: ApiServer, user: str) -> set[tuple[str, str, str]]:
+    """Group, resource and verb of every request of this user; none may have been refused."""
     used = set()
-    for event in newest_server.audit(user=user):
+    for event in server.audit(user=user):
         what = event.get("objectRef") or {}
         if "resource" not in what:
             continue  # discovery, which everyone may read
         assert event["responseStatus"]["code"] not in (401, 403), event
         resource = what["resource"] + (f"/{what['subresource']}" if what.get("subresource") else "")
         used.add((what.get("apiGroup", ""), resource, event["verb"]))
-    assert used <= allowed
-    assert {("", "nodes", "watch"), ("", "pods", "watch"), ("", "nodes/status", "patch")} <= used
-    assert (("", "nodes", "patch") in used) is (mode in ("taint", "cordon"))
+    return used
 
 
 async def _unmarked(client: KubeClient, node: str) -> bool:

@@ -2,14 +2,21 @@
 
 import pytest
 
-from agent.kube import KubeClient, Patch, RefusedError
+from agent.kube import KubeClient, Patch, RefusedError, login
 from agent.model import GpuRef, PciAddress
 from agent.respond.device_taint import GROUP, DeviceTaint
 from agent.respond.means import WithholdError
 from agent.slices import SliceDevice, SliceTaint
+from tests.cluster.server import ApiServer
 
 GPU = GpuRef(pci=PciAddress("0000:65:00"), uuid="GPU-1")
 RULES = f"{GROUP}/v1/devicetaintrules"
+
+
+@pytest.fixture
+def api_server(newest_server: ApiServer) -> ApiServer:
+    """Rules are served by default from 1.37 on; what an older server leads to is the last test's."""
+    return newest_server
 
 
 def means(client: KubeClient, node: str, *, device: str = "gpu-3") -> DeviceTaint:
@@ -70,3 +77,11 @@ async def test_the_drivers_own_taint_is_not_doubled(client: KubeClient, node: st
     assert await taint.withhold(GPU, value="xid-79", why="", fault="f") == ()
     assert taint.reach(GPU).already
     assert await taint.held() == ()
+
+
+async def test_a_server_without_rules_is_no_way_to_withhold(oldest_server: ApiServer) -> None:
+    async with KubeClient(await login(kubeconfig=str(oldest_server.kubeconfig()))) as client:
+        taint = means(client, "n1")
+        assert await taint.discover() == ""
+        assert not taint.reach(GPU).can and "no DeviceTaintRules" in taint.reach(GPU).why
+        assert await taint.held() == ()
