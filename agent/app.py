@@ -670,12 +670,31 @@ class App:
         if (held := self._watched.allocations) is not None:
             self._metrics.total(m.SOURCE_ERRORS, held.errors, source="kubelet")
             self._metrics.set(m.SOURCE_BLIND, 1 if held.error else 0, source="kubelet")
+        if (feed := self.occupants.feed) is not None:
+            self._metrics.total(m.SOURCE_ERRORS, feed.errors, source="pods")
+            self._metrics.set(m.SOURCE_BLIND, 1 if feed.error else 0, source="pods")
+        if self.cluster is not None:
+            self._measure_cluster(self.cluster)
         self._metrics.total(m.LOG_BYTES, pipeline.log_bytes)
         self._metrics.total(m.CAPTURE_TIMEOUTS, pipeline.capture_timeouts)
         self._metrics.total(m.STORE_ERRORS, self.store.errors)
         self._metrics.set(m.STORE_DURABLE, 1 if self.store.durable else 0)
         self._metrics.set(m.STORE_PENDING, self.store.pending)
         self._metrics.total(m.STORE_DROPPED, self.store.dropped)
+
+    def _measure_cluster(self, cluster: Cluster) -> None:
+        self._metrics.set(m.SOURCE_BLIND, 1 if cluster.responder.error else 0, source="cluster")
+        self._metrics.total(m.SOURCE_ERRORS, cluster.responder.errors + cluster.postman.errors, source="cluster")
+        self._metrics.set(m.EVENTS_PENDING, cluster.postman.pending)
+        self._metrics.total(m.EVENTS_DROPPED, cluster.postman.dropped)
+        stands = cluster.standing.means if cluster.standing is not None else ""
+        for means in ("device", "node", "cordon"):
+            self._metrics.set(m.MARK, 1 if means == stands else 0, means=means)
+        counts: Counter[tuple[str, str]] = Counter()
+        for (method, outcome), count in cluster.client.requests.items():
+            counts[method, outcome if outcome == "unreachable" else f"{outcome[:1]}xx"] += count
+        for (method, outcome), count in counts.items():
+            self._metrics.total(m.API_REQUESTS, count, method=method, outcome=outcome)
 
 
 def _checked_rulebook(settings: Settings) -> Rulebook:

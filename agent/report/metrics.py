@@ -25,7 +25,7 @@ PREFIX = "faultline_"
 OTHER = "other"
 """What a value that is on no list is counted as."""
 
-SOURCES = ("kernel", "logs", "kubelet", "servers")
+SOURCES = ("kernel", "logs", "kubelet", "servers", "pods", "cluster")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,6 +189,26 @@ EVENTS = MetricSpec(
     name="faultline_events_total", kind="counter", meaning="Events told, new series and repeats, by reason.",
     labels=(Label(name="reason", values=tuple(Reason)),),
 )  # fmt: skip
+EVENTS_PENDING = MetricSpec(
+    name="faultline_events_pending", kind="gauge",
+    meaning="Event series that wait for the API server, those that wait for their next count included.",
+)  # fmt: skip
+EVENTS_DROPPED = MetricSpec(
+    name="faultline_events_dropped_total", kind="counter",
+    meaning="Events that the API server refused for good, or that were one too many waiting.",
+)  # fmt: skip
+MARK = MetricSpec(
+    name="faultline_mark", kind="gauge", labels=(Label(name="means", values=("device", "node", "cordon")),),
+    meaning="1 for the mark that this node carries now: a device's taint, the node's taint, that and a cordon.",
+)  # fmt: skip
+API_REQUESTS = MetricSpec(
+    name="faultline_api_requests_total", kind="counter",
+    meaning="Requests to the API server by HTTP method and outcome; a watch counts when it ends.",
+    labels=(
+        Label(name="method", values=("GET", "POST", "PATCH", "DELETE")),
+        Label(name="outcome", values=("2xx", "3xx", "4xx", "5xx", "unreachable")),
+    ),
+)  # fmt: skip
 DETECTION = MetricSpec(
     name="faultline_detection_seconds", kind="histogram", unit="seconds",
     meaning="From a kernel record's own time, or from reading a log line, until its signal is known.",
@@ -201,7 +221,7 @@ METRICS: tuple[MetricSpec, ...] = (
     VERDICTS, PLANS, PLANS_WITHHELD, SOURCE_LAST_READ, SOURCE_LOST, SOURCE_ERRORS, SOURCE_BLIND, KERNEL_FOREIGN,
     LOG_BYTES, LOG_FILES, CAPTURE_TIMEOUTS, RULES_LOADED, RULES_RELOAD_ERRORS,
     INTERNAL_ERRORS, STORE_ERRORS, STORE_DURABLE,
-    STORE_PENDING, STORE_DROPPED, EVENTS, DETECTION,
+    STORE_PENDING, STORE_DROPPED, EVENTS, EVENTS_PENDING, EVENTS_DROPPED, MARK, API_REQUESTS, DETECTION,
 )  # fmt: skip
 
 

@@ -84,6 +84,12 @@ async def test_from_the_kernels_record_to_the_mark_and_back(
             return {e["reason"] for e in await events(client, node)} >= {"GpuFault", "NodeTainted"}
 
         await until(both, what="told as events")
+        figures = app.samples()
+        assert figures['faultline_mark{means="node"}'] == 1 and figures['faultline_mark{means="cordon"}'] == 0
+        assert figures['faultline_api_requests_total{method="PATCH",outcome="2xx"}'] >= 2
+        assert (
+            figures['faultline_source_blind{source="cluster"}'] == 0 and figures["faultline_events_dropped_total"] == 0
+        )
         described = await asyncio.to_thread(api_server.kubectl, "describe", "node", node)
         assert KEY in described and "GpuFault" in described and "NodeTainted" in described and GPU in described
 

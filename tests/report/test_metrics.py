@@ -143,6 +143,9 @@ def test_the_process_metrics_come_when_asked() -> None:
 def test_the_documentation_table_has_a_row_for_each_metric() -> None:
     table = docs_table()
     assert table.count("\n") == len(METRICS) + 2
-    assert "| `faultline_source_blind` | gauge | - | `source`: kernel, logs, kubelet, servers | 4 | 1 while" in table
+    assert (
+        "| `faultline_source_blind` | gauge | - | `source`: kernel, logs, kubelet, servers, pods, cluster | 6 | 1 while"
+        in table
+    )
     for line in table.splitlines():
         assert line.count("|") == 7, line
