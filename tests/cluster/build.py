@@ -20,7 +20,7 @@ from pathlib import Path
 MODULES = Path(__file__).parent / "go"
 
 KUBERNETES = "k8s.io/kubernetes"
-ETCD = "go.etcd.io/etcd/server/v3"
+CONTAINERD = "github.com/containerd/containerd/v2"
 
 
 class BuildError(Exception):
@@ -33,14 +33,16 @@ class BuildError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """One program: the folder of its go.mod, and its package."""
+    """One program: the folder of its go.mod, and its package. ``cgo`` needs a C compiler, and what the tags name."""
 
     module: str
     package: str
     name: str
+    tags: str = ""
+    cgo: bool = False
 
 
-ETCD_SERVER = Program("etcd", ETCD, "etcd")
+ETCD_SERVER = Program("etcd", "go.etcd.io/etcd/server/v3", "etcd")
 KUBECTL = Program("kubernetes", f"{KUBERNETES}/cmd/kubectl", "kubectl")
 API_SERVERS = {
     "1.37": Program("kubernetes", f"{KUBERNETES}/cmd/kube-apiserver", "kube-apiserver"),
@@ -50,15 +52,30 @@ API_SERVERS = {
 
 DEFAULT_VERSION = "1.37"
 
+_NO_DEVICES = "no_btrfs no_devmapper no_zfs"
+NODE = (
+    Program("kubernetes", f"{KUBERNETES}/cmd/kube-controller-manager", "kube-controller-manager"),
+    Program("kubernetes", f"{KUBERNETES}/cmd/kube-scheduler", "kube-scheduler"),
+    Program("kubernetes", f"{KUBERNETES}/cmd/kubelet", "kubelet"),
+    Program("containerd", f"{CONTAINERD}/cmd/containerd", "containerd", tags=_NO_DEVICES),
+    Program("containerd", f"{CONTAINERD}/cmd/containerd-shim-runc-v2", "containerd-shim-runc-v2", tags=_NO_DEVICES),
+    Program("containerd", f"{CONTAINERD}/cmd/ctr", "ctr", tags=_NO_DEVICES),
+    # Without seccomp a pod with the default profile does not start. Debian's libseccomp-dev and pkg-config.
+    Program("runc", "github.com/opencontainers/runc", "runc", tags="seccomp", cgo=True),
+    Program("pause", "faultline.dev/tests/cluster/pause", "pause"),
+)
+"""What a whole node needs beside the API server."""
+
 
 def build(program: Program) -> Path:
     """The program's path; built now where the cache lacks it, which takes minutes the first time."""
     folder = MODULES / program.module
     go, go_version = _go()
     digest = hashlib.sha256(go_version.encode())
-    for name in ("go.mod", "go.sum"):
-        digest.update((folder / name).read_bytes())
-    cached = _cache() / f"{program.module}-{digest.hexdigest()[:16]}"
+    for name in ("go.mod", "go.sum", "main.go"):
+        if (folder / name).exists():
+            digest.update((folder / name).read_bytes())
+    cached = cache_folder() / f"{program.module}-{digest.hexdigest()[:16]}"
     done = cached / program.name
     if done.exists():
         return done
@@ -83,8 +100,9 @@ def _compile(program: Program, go: str, folder: Path, done: Path) -> None:
         "-buildvcs=false",
         "-ldflags",
         _flags(folder, program.package),
+        f"-tags={program.tags}",
     ]
-    environ = os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off"}
+    environ = os.environ | {"CGO_ENABLED": str(int(program.cgo)), "GOFLAGS": "", "GOWORK": "off"}
     built = subprocess.run(
         [*command, "-o", str(unfinished), program.package], cwd=folder, env=environ, stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True, check=False,
@@ -96,11 +114,13 @@ def _compile(program: Program, go: str, folder: Path, done: Path) -> None:
 
 
 def _required(folder: Path, package: str) -> str:
-    """The version that go.mod requires of the module that holds the package: ``v1.37.2``."""
+    """The version that go.mod requires of the module that holds the package: ``v1.37.2``, or ``ours``."""
     for line in (folder / "go.mod").read_text().splitlines():
         words = line.removeprefix("require ").split()
-        if len(words) >= 2 and package.startswith(words[0]) and words[0] in (KUBERNETES, ETCD):
+        if len(words) == 2 and f"{package}/".startswith(f"{words[0]}/"):
             return words[1]
+        if words == ["module", package]:
+            return "ours"
     raise BuildError(f"{folder / 'go.mod'} requires no module of {package}")
 
 
@@ -114,7 +134,8 @@ def _flags(folder: Path, package: str) -> str:
     return " ".join(["-s -w", *(f"-X k8s.io/component-base/version.{key}={value}" for key, value in told.items())])
 
 
-def _cache() -> Path:
+def cache_folder() -> Path:
+    """Where what is built is kept. Not there until something is."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "faultline-tests"
 
 
@@ -135,7 +156,7 @@ def _go() -> tuple[str, str]:
 
 def main() -> int:
     try:
-        for program in (ETCD_SERVER, KUBECTL, *API_SERVERS.values()):
+        for program in (ETCD_SERVER, KUBECTL, *API_SERVERS.values(), *NODE):
             print(build(program))
     except BuildError as error:
         print(error, file=sys.stderr)

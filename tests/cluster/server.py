@@ -1,7 +1,7 @@
 """etcd and a real kube-apiserver on free loopback ports, with their own CA; both end with the tests.
 
-No controller-manager, no scheduler, no kubelet: what they would do (a namespace's ``default`` account, the status of
-a node or pod, garbage collection) a test does itself.
+No controller-manager, no scheduler, no kubelet (``node.py`` has them): what they would do (a namespace's ``default``
+account, the status of a node or pod, garbage collection) a test does itself.
 """
 
 from __future__ import annotations
@@ -9,13 +9,11 @@ from __future__ import annotations
 import atexit
 import base64
 import contextlib
-import ctypes
 import http.client
 import itertools
 import json
 import os
 import shutil
-import signal
 import socket
 import ssl
 import subprocess
@@ -26,11 +24,12 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.cluster.build import API_SERVERS, DEFAULT_VERSION, ETCD_SERVER, KUBECTL, build
+from tests.cluster.process import STOP_SECONDS, ClusterError, Process, tail
+from tests.cluster.room import SERVICE_ADDRESS, Room
 
 Json = dict[str, Any]
 
 READY_SECONDS = 60.0
-STOP_SECONDS = 10.0
 
 AUDIT_POLICY = """\
 apiVersion: audit.k8s.io/v1
@@ -57,21 +56,22 @@ authorityKeyIdentifier = keyid
 """
 
 
-class ClusterError(Exception):
-    """A program of the cluster did not do what it was started for."""
-
-
 class ApiServer:
     """One API server with its etcd. Use as a context manager, or by :meth:`start` and :meth:`stop`."""
 
-    def __init__(self, *, version: str = DEFAULT_VERSION) -> None:
-        """``version`` is a minor version of ``build.API_SERVERS``. Builds what is not built yet; starts nothing."""
+    def __init__(self, *, version: str = DEFAULT_VERSION, room: Room | None = None) -> None:
+        """``version`` is a minor version of ``build.API_SERVERS``. Builds what is not built yet; starts nothing.
+
+        In a room it listens on the port and, among others, the address of the service ``kubernetes``, so that pods
+        find it without a proxy.
+        """
         self.version = version
+        self.room = room
         self.port = 0
         self.folder = Path()
         self._programs = {"etcd": build(ETCD_SERVER), "api": build(API_SERVERS[version]), "kubectl": build(KUBECTL)}
-        self._etcd: _Process | None = None
-        self._api: _Process | None = None
+        self._etcd: Process | None = None
+        self._api: Process | None = None
         self._etcd_ports = (0, 0)
         self._numbers = itertools.count(1)
 
@@ -94,7 +94,7 @@ class ApiServer:
             self._authority()
             for attempt in range(3):
                 # Another process may take a port between its choice here and its use there: then choose again.
-                self.port, *etcd = free_ports(3)
+                self.port, *etcd = free_ports(3) if self.room is None else (443, 2379, 2380)
                 self._etcd_ports = (etcd[0], etcd[1])
                 self._kubeconfig("admin", _held(self.folder / "admin.crt", self.folder / "admin.key"))
                 try:
@@ -121,22 +121,25 @@ class ApiServer:
 
     def start_etcd(self) -> None:
         client, peer = (f"http://127.0.0.1:{port}" for port in self._etcd_ports)
-        self._etcd = _Process(
+        self._etcd = Process(
             [
                 str(self._programs["etcd"]), "--name=test", f"--data-dir={self.folder / 'etcd'}", "--unsafe-no-fsync",
                 f"--listen-client-urls={client}", f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}",
                 f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=test={peer}", "--log-level=warn",
             ],
             log=self.folder / "etcd.log",
+            room=self.room,
         )  # fmt: skip
 
     def start_api(self) -> None:
         """Starts the API server on the port that it had before; what etcd holds is there again."""
         at = self.folder
-        self._api = _Process(
+        self._api = Process(
             [
                 str(self._programs["api"]), f"--etcd-servers=http://127.0.0.1:{self._etcd_ports[0]}",
-                "--bind-address=127.0.0.1", "--advertise-address=127.0.0.1", f"--secure-port={self.port}",
+                f"--bind-address={'127.0.0.1' if self.room is None else '0.0.0.0'}", f"--secure-port={self.port}",
+                "--advertise-address=127.0.0.1", "--kubelet-preferred-address-types=InternalIP",
+                f"--kubelet-client-certificate={at / 'admin.crt'}", f"--kubelet-client-key={at / 'admin.key'}",
                 "--endpoint-reconciler-type=none", "--service-cluster-ip-range=10.96.0.0/16",
                 "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
                 f"--service-account-key-file={at / 'accounts.key'}",
@@ -148,6 +151,7 @@ class ApiServer:
                 f"--audit-policy-file={at / 'audit-policy.yaml'}", f"--audit-log-path={at / 'audit.log'}",
             ],
             log=at / "api.log",
+            room=self.room,
         )  # fmt: skip
         self._ready()
 
@@ -201,8 +205,9 @@ class ApiServer:
 
     def kubectl(self, *args: str, stdin: str = "", kubeconfig: Path | None = None) -> str:
         """What kubectl prints; the administrator's unless told. Raises ClusterError with what it says on a failure."""
+        command = [str(self._programs["kubectl"]), "--kubeconfig", str(kubeconfig or self.kubeconfig()), *args]
         done = subprocess.run(
-            [str(self._programs["kubectl"]), "--kubeconfig", str(kubeconfig or self.kubeconfig()), *args],
+            command if self.room is None else self.room.command(command),
             input=stdin,
             env=os.environ | {"HOME": str(self.folder)},
             capture_output=True,
@@ -230,7 +235,7 @@ class ApiServer:
 
     def log(self) -> str:
         """The API server's own log, for a failed test's message."""
-        return _tail(self.folder / "api.log")
+        return tail(self.folder / "api.log")
 
     def _apply(self, *objects: Json) -> None:
         items = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
@@ -240,7 +245,7 @@ class ApiServer:
         (self.folder / "audit-policy.yaml").write_text(AUDIT_POLICY)
         usage = "keyUsage = critical, keyCertSign, cRLSign"
         self._certificate("ca", "CN = faultline-tests", f"basicConstraints = critical, CA:TRUE\n{usage}", signed=False)
-        names = "subjectAltName = IP:127.0.0.1, DNS:localhost, DNS:kubernetes.default.svc"
+        names = f"subjectAltName = IP:127.0.0.1, IP:{SERVICE_ADDRESS}, DNS:localhost, DNS:kubernetes.default.svc"
         self._certificate("server", "CN = kube-apiserver", f"extendedKeyUsage = serverAuth\n{names}")
         _openssl("ecparam", "-name", "prime256v1", "-genkey", "-noout", "-out", str(self.folder / "accounts.key"))
         self._certificate("admin", "CN = admin\n0.O = system:masters", "extendedKeyUsage = clientAuth")
@@ -287,12 +292,17 @@ class ApiServer:
                 for process in (self._etcd, self._api):
                     if process is None or process.ended():
                         name = process.log if process else self.folder
-                        raise ClusterError(f"{name.name}: ended at once: {_tail(name) if process else ''}")
+                        raise ClusterError(f"{name.name}: ended at once: {tail(name) if process else ''}")
                 if time.monotonic() > deadline:
                     raise ClusterError(f"the API server is not ready after {READY_SECONDS:g} s: {self.log()}")
                 time.sleep(0.05)
 
     def _answers(self, path: str, context: ssl.SSLContext) -> bool:
+        if self.room is not None:
+            try:
+                return bool(self.kubectl("get", "--raw", path))
+            except ClusterError:
+                return False
         connection = http.client.HTTPSConnection("127.0.0.1", self.port, timeout=2, context=context)
         try:
             connection.request("GET", path)
@@ -301,42 +311,6 @@ class ApiServer:
             return False
         finally:
             connection.close()
-
-
-class _Process:
-    """A child that ends with this process, however this one ends."""
-
-    def __init__(self, command: list[str], *, log: Path) -> None:
-        self.log = log
-        with open(log, "ab") as out:
-            self._child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, cwd=log.parent, preexec_fn=_end_with_parent
-            )
-
-    def ended(self) -> bool:
-        return self._child.poll() is not None
-
-    def end(self, *, patience: float = STOP_SECONDS) -> None:
-        if self._child.poll() is not None:
-            return
-        if patience > 0:
-            self._child.terminate()
-            try:
-                self._child.wait(patience)
-                return
-            except subprocess.TimeoutExpired:
-                pass
-        self._child.kill()
-        self._child.wait()
-
-
-_LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG = 1
-
-
-def _end_with_parent() -> None:
-    """In the child: the kernel kills it when the thread that started it is gone, even by kill -9."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def free_ports(count: int) -> list[int]:
@@ -362,7 +336,3 @@ def _base64(path: Path) -> str:
 
 def _held(certificate: Path, key: Path) -> Json:
     return {"client-certificate-data": _base64(certificate), "client-key-data": _base64(key)}
-
-
-def _tail(path: Path) -> str:
-    return path.read_text(errors="replace")[-3000:] if path.exists() else ""

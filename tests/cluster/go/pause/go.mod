@@ -1,0 +1,3 @@
+module faultline.dev/tests/cluster/pause
+
+go 1.26.0
