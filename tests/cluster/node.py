@@ -131,6 +131,10 @@ class Node:
         """Puts the images of an archive on the node, under the names that it gives them."""
         self._ctr("images", "import", "--local", str(archive))
 
+    def tag(self, name: str, other: str) -> None:
+        """Gives an image that is on the node another name as well."""
+        self._ctr("images", "tag", name, other)
+
     def until(self, condition: Callable[[], Any], *, what: str, seconds: float = READY_SECONDS) -> Any:
         """What the condition gives once it is truthy; raises ClusterError with the node's last words otherwise."""
         deadline = time.monotonic() + seconds
@@ -211,6 +215,7 @@ class Node:
             },
             "authorization": {"mode": "AlwaysAllow"},
             "cgroupDriver": "cgroupfs",
+            "clusterDNS": ["10.96.0.10"],
             "cgroupRoot": f"/{self._cgroup}",
             "containerRuntimeEndpoint": f"unix://{at / 'containerd.sock'}",
             "enforceNodeAllocatable": [],

@@ -1,0 +1,156 @@
+"""A device plugin that offers ``nvidia.com/gpu``: the kubelet's gRPC API (deviceplugin/v1beta1) without GPUs behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from grpclib.client import Channel, UnaryUnaryMethod
+from grpclib.const import Cardinality, Handler
+from grpclib.encoding.base import CodecBase
+from grpclib.server import Server, Stream
+
+RESOURCE = "nvidia.com/gpu"
+HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
+DEADLINE = 20.0
+
+
+class Raw(CodecBase):
+    """Messages are bytes already."""
+
+    __content_subtype__ = "proto"
+
+    def encode(self, message: Any, message_type: Any) -> bytes:
+        return bytes(message)
+
+    def decode(self, data: bytes, message_type: Any) -> bytes:
+        return bytes(data)
+
+
+class DevicePlugin:
+    """Devices of one resource, each with a health. Use as a context manager on a node that runs."""
+
+    def __init__(self, folder: Path, devices: Iterable[str]) -> None:
+        """``folder`` is the kubelet's ``device-plugins``; the devices are UUIDs, all of them healthy."""
+        self._folder = folder
+        self._health = dict.fromkeys(devices, HEALTHY)
+        self.allocated: list[tuple[str, ...]] = []
+        """What the kubelet asked to be given, oldest first."""
+        self._changed = asyncio.Event()
+        self._loop = asyncio.new_event_loop()
+        # In a thread of its own: the kubelet's calls are answered while the test waits for kubectl.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="device plugin", daemon=True)
+        self._server: Server | None = None
+
+    def __enter__(self) -> DevicePlugin:
+        self._thread.start()
+        self._do(self._start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._do(self._stop())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(DEADLINE)
+        self._loop.close()
+
+    def set_health(self, device: str, health: str) -> None:
+        async def change() -> None:
+            self._health[device] = health
+            self._changed.set()
+
+        self._do(change())
+
+    def _do(self, work: Coroutine[Any, Any, None]) -> None:
+        asyncio.run_coroutine_threadsafe(work, self._loop).result(DEADLINE)
+
+    async def _start(self) -> None:
+        socket = self._folder / "faultline-test.sock"
+        socket.unlink(missing_ok=True)
+        self._server = Server([self], codec=Raw())  # here, since it belongs to the loop that runs
+        await self._server.start(path=str(socket))
+        request = text(1, "v1beta1") + text(2, socket.name) + text(3, RESOURCE)
+        channel = Channel(path=str(self._folder / "kubelet.sock"), codec=Raw())
+        try:
+            register = UnaryUnaryMethod[bytes, bytes](channel, "/v1beta1.Registration/Register", bytes, bytes)
+            await register(request, timeout=DEADLINE)
+        finally:
+            channel.close()
+
+    async def _stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._changed.set()
+            await self._server.wait_closed()
+
+    def __mapping__(self) -> dict[str, Handler]:
+        service = "/v1beta1.DevicePlugin"
+        one, many = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
+        return {
+            f"{service}/GetDevicePluginOptions": Handler(self._nothing, one, bytes, bytes),
+            f"{service}/ListAndWatch": Handler(self._list, many, bytes, bytes),
+            f"{service}/Allocate": Handler(self._allocate, one, bytes, bytes),
+            f"{service}/PreStartContainer": Handler(self._nothing, one, bytes, bytes),
+        }
+
+    async def _nothing(self, stream: Stream[bytes, bytes]) -> None:
+        await stream.recv_message()
+        await stream.send_message(b"")
+
+    async def _list(self, stream: Stream[bytes, bytes]) -> None:
+        await stream.recv_message()
+        while True:
+            self._changed.clear()
+            devices = (text(1, name) + text(2, health) for name, health in self._health.items())
+            await stream.send_message(b"".join(part(1, device) for device in devices))
+            await self._changed.wait()
+
+    async def _allocate(self, stream: Stream[bytes, bytes]) -> None:
+        answers = b""
+        for container in parts(await stream.recv_message() or b""):
+            devices = tuple(device.decode() for device in parts(container))
+            self.allocated.append(devices)
+            visible = text(1, "NVIDIA_VISIBLE_DEVICES") + text(2, ",".join(devices))
+            answers += part(1, part(1, visible))
+        await stream.send_message(answers)
+
+
+def part(number: int, data: bytes) -> bytes:
+    """One length-delimited protobuf field."""
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def text(number: int, value: str) -> bytes:
+    return part(number, value.encode())
+
+
+def varint(value: int) -> bytes:
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def parts(data: bytes) -> Iterator[bytes]:
+    """The length-delimited fields of a message that has no others."""
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(data):
+        number()
+        length = number()
+        yield data[at : at + length]
+        at += length

@@ -1,0 +1,217 @@
+"""The agent's image in its DaemonSet on a whole node: what a person sees through kubectl, from the crash to the cure."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.cluster.build import BuildError
+from tests.cluster.device_plugin import DevicePlugin
+from tests.cluster.image import agent_image
+from tests.cluster.node import NAME, Node
+from tests.cluster.process import ClusterError
+from tests.manifests.render import MANIFESTS, render
+
+KEY = "faultline.dev/gpu-fault"
+GPUS = {
+    f"0000:{bus}:00": f"GPU-{n}{n}{n}{n}{n}{n}{n}{n}-aaaa-bbbb-cccc-00000000000{n}"
+    for n, bus in enumerate(("1a", "3b", "5d", "9c"), start=1)
+}
+"""PCI address -> UUID, as the kernel log writes them."""
+
+SGLANG_LOG = Path(__file__).parents[1] / "data" / "sglang" / "09-busy-unavailable-during-arg-resolution.patched.log"
+SGLANG_IMAGE = "docker.io/lmsysorg/sglang:v0.5.15.post1"
+
+SETTINGS = {"kernel": {"path": "/kernel-log/kmsg"}, "correlation": {"settle_seconds": 2}}
+"""What the test's node has otherwise than a real one: its kernel log is a file that the test writes."""
+
+
+def image_name() -> str:
+    """The image that the manifests name."""
+    (daemon,) = (item for item in render() if item["kind"] == "DaemonSet")
+    name: str = daemon["spec"]["template"]["spec"]["containers"][0]["image"]
+    return name
+
+
+@pytest.fixture(scope="module")
+def machine() -> Iterator[Node]:
+    """A node that is ready, labelled as one with GPUs, with the agent's image, and SGLang's name for the same image."""
+    try:
+        node = Node()
+        image = agent_image(image_name())
+    except (BuildError, ClusterError) as error:
+        if os.environ.get("CI", "").lower() not in ("1", "true"):
+            pytest.skip(str(error))
+        pytest.fail(str(error), pytrace=False)
+    with node:
+        node.load(image)
+        node.tag(f"docker.io/library/{image_name()}", SGLANG_IMAGE)
+        node.kubectl("label", "node", NAME, "nvidia.com/gpu.present=true")
+        (node.folder / "kernel-log").mkdir()
+        (node.folder / "kernel-log" / "kmsg").touch()
+        yield node
+
+
+class KernelLog:
+    """The node's kernel log: records as the kernel (facility 0) writes them."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._number = 0
+
+    def write(self, text: str) -> None:
+        self._number += 1
+        with self._path.open("a") as file:
+            file.write(f"4,{self._number},{time.monotonic_ns() // 1000},-;{text}\n")
+
+
+def deploy(node: Node, mode: str) -> str:
+    """Applies the mode's overlay, with the kernel log of the test, and returns the name of the agent's pod then."""
+    folder = node.folder / f"overlay-{mode}"
+    folder.mkdir()
+    log = {"name": "kernel-log", "hostPath": {"path": str(node.folder / "kernel-log"), "type": "Directory"}}
+    mount = {"name": "kernel-log", "mountPath": "/kernel-log", "readOnly": True}
+    patches = [
+        {"op": "add", "path": "/spec/template/spec/volumes/-", "value": log},
+        {"op": "add", "path": "/spec/template/spec/containers/0/volumeMounts/-", "value": mount},
+    ]
+    told = {"data": {"config.yaml": yaml.safe_dump(SETTINGS)}}
+    settings = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "faultline", "namespace": "faultline"}}
+    kustomization = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": [os.path.relpath(MANIFESTS / "overlays" / mode, folder)],
+        "patches": [
+            {"target": {"kind": "DaemonSet", "name": "faultline"}, "patch": yaml.safe_dump(patches)},
+            {"patch": yaml.safe_dump(settings | told)},
+        ],
+    }
+    (folder / "kustomization.yaml").write_text(yaml.safe_dump(kustomization))
+    node.kubectl("apply", "-k", str(folder))
+    node.kubectl("rollout", "status", "daemonset/faultline", "--namespace=faultline", "--timeout=90s")
+    pods = read(node, "pods", "--namespace=faultline")["items"]
+    (name,) = (pod["metadata"]["name"] for pod in pods if "deletionTimestamp" not in pod["metadata"])
+    return str(name)
+
+
+def read(node: Node, *args: str) -> Any:
+    return json.loads(node.kubectl("get", *args, "-o", "json"))
+
+
+def pod(name: str, command: str, **more: Any) -> str:
+    """A pod with one GPU that runs the command in a container named sglang."""
+    container = {
+        "name": "sglang",
+        "image": SGLANG_IMAGE,
+        "imagePullPolicy": "Never",
+        "command": ["sh", "-c", command],
+        "resources": {"limits": {"nvidia.com/gpu": "1"}},
+        "volumeMounts": [{"name": "text", "mountPath": "/text"}],
+    }
+    spec = {
+        "terminationGracePeriodSeconds": 0,
+        "containers": [container],
+        "volumes": [{"name": "text", "configMap": {"name": "sglang-text"}}],
+    }
+    return json.dumps({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec | more})
+
+
+def reasons(node: Node, name: str) -> set[str]:
+    """Reasons of the agent's events about the object of that name."""
+    found = read(node, "events.events.k8s.io", "--all-namespaces")["items"]
+    return {
+        e["reason"]
+        for e in found
+        if e["regarding"]["name"] == name and e.get("reportingController", "").startswith("faultline.dev/")
+    }
+
+
+def taints(node: Node) -> dict[str, str]:
+    """Our taints: key -> value:effect."""
+    spec = read(node, "node", NAME)["spec"]
+    return {t["key"]: f"{t['value']}:{t['effect']}" for t in spec.get("taints", []) if t["key"] == KEY}
+
+
+def condition(node: Node) -> str:
+    conditions = read(node, "node", NAME)["status"]["conditions"]
+    return next((c["status"] for c in conditions if c["type"] == "GpuFault"), "")
+
+
+def phase(node: Node, name: str) -> str:
+    return str(read(node, "pod", name)["status"]["phase"])
+
+
+def test_from_the_crash_of_a_pod_to_the_cured_gpu(machine: Node) -> None:
+    kernel = KernelLog(machine.folder / "kernel-log" / "kmsg")
+    for address, uuid in GPUS.items():
+        kernel.write(f"NVRM: GPU at PCI:{address}: {uuid}")
+
+    until: Callable[..., Any] = machine.until
+    with DevicePlugin(machine.kubelet_folder / "device-plugins", GPUS.values()) as plugin:
+        until(
+            lambda: read(machine, "node", NAME)["status"]["allocatable"].get("nvidia.com/gpu") == "4",
+            what="the node has 4 GPUs",
+        )
+
+        # observe: it is told, and nothing is changed.
+        agent = deploy(machine, "observe")
+        until(lambda: condition(machine) == "False", what="the condition GpuFault is present while all is well")
+        security = read(machine, "pod", agent, "--namespace=faultline")["spec"]["containers"][0]["securityContext"]
+        assert security["capabilities"] == {"drop": ["ALL"], "add": ["SYSLOG"]} and "privileged" not in security
+
+        machine.kubectl("create", "configmap", "sglang-text", f"--from-file=sglang.log={SGLANG_LOG}")
+        machine.kubectl("apply", "-f", "-", stdin=pod("llama", "cat /text/sglang.log >&2; exit 1"))
+        until(lambda: plugin.allocated, what="the kubelet gave the pod a GPU")
+        ((held,),) = plugin.allocated
+        address = next(pci for pci, uuid in GPUS.items() if uuid == held)
+        kernel.write(f"NVRM: Xid (PCI:{address}): 79, pid=4711, name=python3, GPU has fallen off the bus.")
+        until(lambda: condition(machine) == "True", what="the condition tells the fault")
+        until(lambda: "GpuFault" in reasons(machine, NAME), what="an event on the node")
+        until(lambda: "BackendFailedOnFaultedGpu" in reasons(machine, "llama"), what="an event on the pod")
+        assert taints(machine) == {} and "unschedulable" not in read(machine, "node", NAME)["spec"]
+
+        listed = machine.kubectl("get", "events", "--all-namespaces")
+        assert re.search(r"Warning +GpuFault +node/gpu-node-1 +.*Xid 79", listed), listed
+        described = machine.kubectl("describe", "pod", "llama")
+        assert held in described and "Xid 79" in described, described
+        described = machine.kubectl("describe", "node", NAME)
+        assert re.search(r"GpuFault +True", described) and address in described, described
+
+        # taint: the fault of before is taken up, and no new work comes.
+        deploy(machine, "taint")
+        until(lambda: taints(machine) == {KEY: "xid-79:NoSchedule"}, what="the node is tainted")
+        assert "unschedulable" not in read(machine, "node", NAME)["spec"]
+        machine.kubectl("apply", "-f", "-", stdin=pod("second", "exec sleep infinity"))
+
+        def refused() -> str:
+            events = read(machine, "events.events.k8s.io")["items"]
+            notes = [e.get("note", "") for e in events if e["regarding"]["name"] == "second"]
+            return next((note for note in notes if "untolerated taint" in note), "")
+
+        until(refused, what="the scheduler says that the second pod waits for a taint")
+        assert phase(machine, "second") == "Pending"
+        assert f"{KEY}=xid-79:NoSchedule" in machine.kubectl("describe", "node", NAME)
+
+        # cordon: for a fault that only a reboot mends.
+        deploy(machine, "cordon")
+        until(lambda: read(machine, "node", NAME)["spec"].get("unschedulable"), what="the node is cordoned")
+        assert "SchedulingDisabled" in machine.kubectl("get", "node", NAME)
+        assert phase(machine, "second") == "Pending"
+
+        # The driver says that nothing is left to do: all of it goes, and the waiting pod runs.
+        kernel.write(f"NVRM: Xid (PCI:{address}): 154, GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)")
+        until(lambda: taints(machine) == {}, what="the taint is gone")
+        until(lambda: "unschedulable" not in read(machine, "node", NAME)["spec"], what="the cordon is gone")
+        until(lambda: condition(machine) == "False", what="the condition tells that all is well")
+        until(lambda: phase(machine, "second") == "Running", what="the second pod runs")
+        until(lambda: {"GpuFaultCleared", "MarkRemoved"} <= reasons(machine, NAME), what="the end is told")
+        metadata = read(machine, "node", NAME)["metadata"]
+        assert not [key for key in (*metadata["labels"], *metadata["annotations"]) if key.startswith("faultline.dev/")]
