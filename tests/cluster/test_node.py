@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -60,23 +61,19 @@ def machine() -> Iterator[Node]:
         yield node
 
 
-class KernelLog:
-    """The node's kernel log: records as the kernel (facility 0) writes them."""
+NUMBERS = itertools.count(1)
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._number = 0
 
-    def write(self, text: str) -> None:
-        self._number += 1
-        with self._path.open("a") as file:
-            file.write(f"4,{self._number},{time.monotonic_ns() // 1000},-;{text}\n")
+def kernel(node: Node, text: str) -> None:
+    """A record of the node's kernel log, as the kernel (facility 0) writes it."""
+    with (node.folder / "kernel-log" / "kmsg").open("a") as file:
+        file.write(f"4,{next(NUMBERS)},{time.monotonic_ns() // 1000},-;{text}\n")
 
 
 def deploy(node: Node, mode: str) -> str:
     """Applies the mode's overlay, with the kernel log of the test, and returns the name of the agent's pod then."""
     folder = node.folder / f"overlay-{mode}"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     log = {"name": "kernel-log", "hostPath": {"path": str(node.folder / "kernel-log"), "type": "Directory"}}
     mount = {"name": "kernel-log", "mountPath": "/kernel-log", "readOnly": True}
     patches = [
@@ -145,14 +142,23 @@ def condition(node: Node) -> str:
     return next((c["status"] for c in conditions if c["type"] == "GpuFault"), "")
 
 
+def page(node: Node, agent: str, path: str) -> str:
+    """What the agent of that pod serves."""
+    return node.kubectl("get", "--raw", f"/api/v1/namespaces/faultline/pods/{agent}:9753/proxy{path}")
+
+
+def withheld(node: Node, agent: str) -> list[str]:
+    """Why the agent does not do what it would do."""
+    return [plan["withheld"] for plan in json.loads(page(node, agent, "/api/v1/plans"))["items"]]
+
+
 def phase(node: Node, name: str) -> str:
     return str(read(node, "pod", name)["status"]["phase"])
 
 
 def test_from_the_crash_of_a_pod_to_the_cured_gpu(machine: Node) -> None:
-    kernel = KernelLog(machine.folder / "kernel-log" / "kmsg")
     for address, uuid in GPUS.items():
-        kernel.write(f"NVRM: GPU at PCI:{address}: {uuid}")
+        kernel(machine, f"NVRM: GPU at PCI:{address}: {uuid}")
 
     until: Callable[..., Any] = machine.until
     with DevicePlugin(machine.kubelet_folder / "device-plugins", GPUS.values()) as plugin:
@@ -172,7 +178,7 @@ def test_from_the_crash_of_a_pod_to_the_cured_gpu(machine: Node) -> None:
         until(lambda: plugin.allocated, what="the kubelet gave the pod a GPU")
         ((held,),) = plugin.allocated
         address = next(pci for pci, uuid in GPUS.items() if uuid == held)
-        kernel.write(f"NVRM: Xid (PCI:{address}): 79, pid=4711, name=python3, GPU has fallen off the bus.")
+        kernel(machine, f"NVRM: Xid (PCI:{address}): 79, pid=4711, name=python3, GPU has fallen off the bus.")
         until(lambda: condition(machine) == "True", what="the condition tells the fault")
         until(lambda: "GpuFault" in reasons(machine, NAME), what="an event on the node")
         until(lambda: "BackendFailedOnFaultedGpu" in reasons(machine, "llama"), what="an event on the pod")
@@ -184,6 +190,11 @@ def test_from_the_crash_of_a_pod_to_the_cured_gpu(machine: Node) -> None:
         assert held in described and "Xid 79" in described, described
         described = machine.kubectl("describe", "node", NAME)
         assert re.search(r"GpuFault +True", described) and address in described, described
+
+        # device: without DRA there is nothing that one GPU could be withheld with, and that is said.
+        agent = deploy(machine, "device")
+        until(lambda: any("mode is device" in why for why in withheld(machine, agent)), what="why nothing is marked")
+        assert taints(machine) == {}
 
         # taint: the fault of before is taken up, and no new work comes.
         deploy(machine, "taint")
@@ -207,7 +218,7 @@ def test_from_the_crash_of_a_pod_to_the_cured_gpu(machine: Node) -> None:
         assert phase(machine, "second") == "Pending"
 
         # The driver says that nothing is left to do: all of it goes, and the waiting pod runs.
-        kernel.write(f"NVRM: Xid (PCI:{address}): 154, GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)")
+        kernel(machine, f"NVRM: Xid (PCI:{address}): 154, GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)")
         until(lambda: taints(machine) == {}, what="the taint is gone")
         until(lambda: "unschedulable" not in read(machine, "node", NAME)["spec"], what="the cordon is gone")
         until(lambda: condition(machine) == "False", what="the condition tells that all is well")
@@ -215,3 +226,94 @@ def test_from_the_crash_of_a_pod_to_the_cured_gpu(machine: Node) -> None:
         until(lambda: {"GpuFaultCleared", "MarkRemoved"} <= reasons(machine, NAME), what="the end is told")
         metadata = read(machine, "node", NAME)["metadata"]
         assert not [key for key in (*metadata["labels"], *metadata["annotations"]) if key.startswith("faultline.dev/")]
+
+
+DRIVER = "gpu.nvidia.com"
+
+
+def offer_by_dra(node: Node) -> None:
+    """The GPUs as a DRA driver publishes them, and a class to claim them by. No driver is behind it."""
+    devices = [
+        {
+            "name": f"gpu-{number}",
+            "attributes": {"uuid": {"string": uuid}, "resource.kubernetes.io/pciBusID": {"string": f"{address}.0"}},
+        }
+        for number, (address, uuid) in enumerate(GPUS.items())
+    ]
+    pool = {"name": NAME, "generation": 1, "resourceSliceCount": 1}
+    api = {"apiVersion": "resource.k8s.io/v1"}
+    slice_ = {"driver": DRIVER, "nodeName": NAME, "pool": pool, "devices": devices[:2]}
+    selector = {"cel": {"expression": f"device.driver == '{DRIVER}'"}}
+    items = [
+        api | {"kind": "ResourceSlice", "metadata": {"name": f"{NAME}-gpus"}, "spec": slice_},
+        api | {"kind": "DeviceClass", "metadata": {"name": DRIVER}, "spec": {"selectors": [selector]}},
+    ]
+    node.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": items}))
+
+
+def claiming_pod(node: Node, name: str) -> None:
+    """A pod with a claim of its own to one GPU."""
+    request = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
+    claim = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": name},
+        "spec": {"devices": {"requests": [request]}},
+    }
+    container = {"name": "sglang", "image": SGLANG_IMAGE, "resources": {"claims": [{"name": "gpu"}]}}
+    spec = {"containers": [container], "resourceClaims": [{"name": "gpu", "resourceClaimName": name}]}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+    node.kubectl("apply", "-f", "-", stdin=json.dumps({"apiVersion": "v1", "kind": "List", "items": [claim, body]}))
+
+
+def allocated(node: Node, name: str) -> str:
+    """The device that the scheduler gave the claim."""
+    results = read(node, "resourceclaim", name).get("status", {}).get("allocation", {}).get("devices", {}).get("results")
+    return str(results[0]["device"]) if results else ""
+
+
+def waits(node: Node, name: str) -> bool:
+    """Whether the scheduler has looked at the pod and found no device for it."""
+    events = read(node, "events.events.k8s.io")["items"]
+    return any(e["regarding"]["name"] == name and "cannot allocate all claims" in e.get("note", "") for e in events)
+
+
+def test_a_faulted_device_is_withheld_from_claims_and_given_again(machine: Node) -> None:
+    offer_by_dra(machine)
+    deploy(machine, "device")
+    address, uuid = next(iter(GPUS.items()))
+    kernel(machine, f"NVRM: GPU at PCI:{address}: {uuid}")
+    kernel(machine, f"NVRM: Xid (PCI:{address}): 119, pid=1, name=python3, Timeout after 6s of waiting for RPC response.")
+
+    def rules() -> list[Any]:
+        found: list[Any] = read(machine, "devicetaintrules")["items"]
+        return found
+
+    until = machine.until
+    until(rules, what="a rule for the device")
+    (rule,) = rules()
+    assert rule["spec"]["deviceSelector"] == {"driver": DRIVER, "pool": NAME, "device": "gpu-0"}
+    assert (rule["spec"]["taint"]["key"], rule["spec"]["taint"]["effect"]) == (KEY, "NoSchedule")
+    (owner,) = rule["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("Node", read(machine, "node", NAME)["metadata"]["uid"])
+
+    # gpu-0 is first in the slice: without the rule the scheduler would give it to the first claim.
+    claiming_pod(machine, "claim-a")
+    assert until(lambda: allocated(machine, "claim-a"), what="the first claim is allocated") == "gpu-1"
+    claiming_pod(machine, "claim-b")
+    until(lambda: waits(machine, "claim-b"), what="the second claim finds no device")
+    assert allocated(machine, "claim-b") == ""
+    assert taints(machine) == {} and "unschedulable" not in read(machine, "node", NAME)["spec"]
+    until(lambda: "DeviceTainted" in reasons(machine, NAME), what="an event tells of the device")
+
+    kernel(machine, f"NVRM: Xid (PCI:{address}): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")
+    until(lambda: not rules(), what="the rule is gone")
+    assert until(lambda: allocated(machine, "claim-b"), what="the second claim is allocated") == "gpu-0"
+
+
+def test_what_the_agents_did_is_what_their_roles_allow(machine: Node) -> None:
+    user = "system:serviceaccount:faultline:faultline"
+    answers = [(e["verb"], e["requestURI"], e["responseStatus"]["code"]) for e in machine.api.audit(user=user)]
+    assert answers
+    refused = [answer for answer in answers if answer[2] in (400, 401, 403, 405, 422)]
+    assert refused == []
