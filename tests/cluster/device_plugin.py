@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from grpclib.client import Channel, UnaryUnaryMethod
-from grpclib.const import Cardinality, Handler
+from grpclib.const import Cardinality, Handler, Status
 from grpclib.encoding.base import CodecBase
+from grpclib.exceptions import GRPCError
 from grpclib.server import Server, Stream
+
+from agent.sources.kubelet.wire import fields
 
 RESOURCE = "nvidia.com/gpu"
 HEALTHY, UNHEALTHY = "Healthy", "Unhealthy"
 DEADLINE = 20.0
+OPTIONS = b"\x10\x01"
+"""DevicePluginOptions: GetPreferredAllocation is offered, as by NVIDIA's plugin."""
 
 
 class Raw(CodecBase):
@@ -37,6 +42,8 @@ class DevicePlugin:
         """``folder`` is the kubelet's ``device-plugins``; the devices are UUIDs, all of them healthy."""
         self._folder = folder
         self._health = dict.fromkeys(devices, HEALTHY)
+        self.broken = ""
+        """What every question for a preferred allocation is refused with; empty: answered. Set before a pod comes."""
         self.allocated: list[tuple[str, ...]] = []
         """What the kubelet asked to be given, oldest first."""
         self._changed = asyncio.Event()
@@ -56,6 +63,11 @@ class DevicePlugin:
         self._thread.join(DEADLINE)
         self._loop.close()
 
+    def register_again(self) -> None:
+        """As a plugin does when the kubelet was restarted: that one forgets all plugins and removes their sockets."""
+        self._do(self._stop())
+        self._do(self._start())
+
     def set_health(self, device: str, health: str) -> None:
         async def change() -> None:
             self._health[device] = health
@@ -71,7 +83,7 @@ class DevicePlugin:
         socket.unlink(missing_ok=True)
         self._server = Server([self], codec=Raw())  # here, since it belongs to the loop that runs
         await self._server.start(path=str(socket))
-        request = text(1, "v1beta1") + text(2, socket.name) + text(3, RESOURCE)
+        request = text(1, "v1beta1") + text(2, socket.name) + text(3, RESOURCE) + part(4, OPTIONS)
         channel = Channel(path=str(self._folder / "kubelet.sock"), codec=Raw())
         try:
             register = UnaryUnaryMethod[bytes, bytes](channel, "/v1beta1.Registration/Register", bytes, bytes)
@@ -89,7 +101,8 @@ class DevicePlugin:
         service = "/v1beta1.DevicePlugin"
         one, many = Cardinality.UNARY_UNARY, Cardinality.UNARY_STREAM
         return {
-            f"{service}/GetDevicePluginOptions": Handler(self._nothing, one, bytes, bytes),
+            f"{service}/GetDevicePluginOptions": Handler(self._options, one, bytes, bytes),
+            f"{service}/GetPreferredAllocation": Handler(self._prefer, one, bytes, bytes),
             f"{service}/ListAndWatch": Handler(self._list, many, bytes, bytes),
             f"{service}/Allocate": Handler(self._allocate, one, bytes, bytes),
             f"{service}/PreStartContainer": Handler(self._nothing, one, bytes, bytes),
@@ -98,6 +111,24 @@ class DevicePlugin:
     async def _nothing(self, stream: Stream[bytes, bytes]) -> None:
         await stream.recv_message()
         await stream.send_message(b"")
+
+    async def _options(self, stream: Stream[bytes, bytes]) -> None:
+        await stream.recv_message()
+        await stream.send_message(OPTIONS)
+
+    async def _prefer(self, stream: Stream[bytes, bytes]) -> None:
+        request = await stream.recv_message() or b""
+        if self.broken:
+            raise GRPCError(Status.UNKNOWN, self.broken)
+        # ContainerPreferredAllocationRequest: 1 available, 2 must be there, 3 how many. No preference: the first ones.
+        answers = b""
+        for container in parts(request):
+            told = list(fields(container))
+            wanted = next((value for number, value in told if number == 3), 1)
+            free = [value for number, value in told if number == 1 and isinstance(value, bytes)]
+            assert isinstance(wanted, int)
+            answers += part(1, b"".join(part(1, device) for device in free[:wanted]))
+        await stream.send_message(answers)
 
     async def _list(self, stream: Stream[bytes, bytes]) -> None:
         await stream.recv_message()
@@ -135,22 +166,5 @@ def varint(value: int) -> bytes:
 
 
 def parts(data: bytes) -> Iterator[bytes]:
-    """The length-delimited fields of a message that has no others."""
-    at = 0
-
-    def number() -> int:
-        nonlocal at
-        value = shift = 0
-        while True:
-            byte = data[at]
-            at += 1
-            value |= (byte & 0x7F) << shift
-            shift += 7
-            if byte < 0x80:
-                return value
-
-    while at < len(data):
-        number()
-        length = number()
-        yield data[at : at + length]
-        at += length
+    """The length-delimited fields of a message."""
+    return (value for _, value in fields(data) if isinstance(value, bytes))

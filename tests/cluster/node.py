@@ -111,14 +111,14 @@ class Node:
     def stop(self) -> None:
         """Ends everything that runs on the node and removes the folder. More than once is fine."""
         atexit.unregister(self.stop)
-        for name in ("kubelet", "scheduler", "controller-manager", "containerd"):
-            if name in self._processes:
-                self._processes.pop(name).end()
-        if self._api is not None:
-            self._api.stop()
         if self._room is not None:
             self._room.close()
             self._room = None
+        for process in self._processes.values():
+            process.end()
+        self._processes.clear()
+        if self._api is not None:
+            self._api.stop()
         for cgroup in _cgroups(self._cgroup):
             _remove_cgroup(cgroup)
         if self.folder != Path():

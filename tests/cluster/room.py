@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -40,9 +41,12 @@ class Room:
         missing = [name for name in ("unshare", "nsenter", "setpriv", "ip") if shutil.which(name) is None]
         if missing:
             raise RoomError(f"not found: {', '.join(missing)} (Debian: util-linux, iproute2)")
-        Path("/run/containerd").mkdir(exist_ok=True)
-        for at, folder in binds.items():
-            at.mkdir(parents=True, exist_ok=True)
+        self._made: list[Path] = []
+        for at in (Path("/run/containerd"), *binds):
+            for path in [p for p in (*reversed(at.parents), at) if not p.exists()]:
+                path.mkdir()
+                self._made.append(path)
+        for folder in binds.values():
             folder.mkdir(parents=True, exist_ok=True)
         lines = "\n".join(f"mount --bind '{folder}' '{at}'" for at, folder in binds.items())
         told = OPEN.format(service=SERVICE_ADDRESS, node=NODE_ADDRESS, binds=lines)
@@ -68,6 +72,9 @@ class Room:
         """Ends every process within, and with them all mounts and links."""
         self._door.kill()
         self._door.wait()
+        for path in reversed(self._made):  # mount points that the machine lacked
+            with contextlib.suppress(OSError):
+                path.rmdir()
 
 
 def child_of(pid: int) -> int:

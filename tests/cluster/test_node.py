@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from tests.cluster.build import BuildError
-from tests.cluster.device_plugin import DevicePlugin
+from tests.cluster.device_plugin import HEALTHY, UNHEALTHY, DevicePlugin
 from tests.cluster.image import agent_image
 from tests.cluster.node import NAME, Node
 from tests.cluster.process import ClusterError
@@ -31,8 +31,12 @@ GPUS = {
 SGLANG_LOG = Path(__file__).parents[1] / "data" / "sglang" / "09-busy-unavailable-during-arg-resolution.patched.log"
 SGLANG_IMAGE = "docker.io/lmsysorg/sglang:v0.5.15.post1"
 
-SETTINGS = {"kernel": {"path": "/kernel-log/kmsg"}, "correlation": {"settle_seconds": 2}}
-"""What the test's node has otherwise than a real one: its kernel log is a file that the test writes."""
+SETTINGS = {
+    "kernel": {"path": "/kernel-log/kmsg"},
+    "correlation": {"settle_seconds": 2},
+    "recovery": {"withdrawn_seconds": 2},
+}
+"""What the test's node has otherwise than a real one: its kernel log is a file that the test writes. The rest is haste."""
 
 
 def image_name() -> str:
@@ -309,6 +313,47 @@ def test_a_faulted_device_is_withheld_from_claims_and_given_again(machine: Node)
     kernel(machine, f"NVRM: Xid (PCI:{address}): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")
     until(lambda: not rules(), what="the rule is gone")
     assert until(lambda: allocated(machine, "claim-b"), what="the second claim is allocated") == "gpu-0"
+
+
+def test_a_node_that_rejects_every_gpu_pod_is_tainted_though_its_gpu_is_withdrawn(machine: Node) -> None:
+    until = machine.until
+    address, uuid = list(GPUS.items())[2]
+    with DevicePlugin(machine.kubelet_folder / "device-plugins", GPUS.values()) as plugin:
+        gpus = lambda: read(machine, "node", NAME)["status"]["allocatable"].get("nvidia.com/gpu")  # noqa: E731
+        until(lambda: gpus() == "4", what="the node has 4 GPUs")
+        agent = deploy(machine, "taint")
+        kernel(machine, f"NVRM: GPU at PCI:{address}: {uuid}")
+        kernel(machine, f"NVRM: Xid (PCI:{address}): 79, pid=1, name=python3, GPU has fallen off the bus.")
+        until(lambda: taints(machine) == {KEY: "xid-79:NoSchedule"}, what="the node is tainted")
+
+        # The plugin withdraws the GPU: the taint is not needed any more.
+        plugin.set_health(uuid, UNHEALTHY)
+        until(lambda: gpus() == "3", what="the GPU is withdrawn")
+        until(lambda: taints(machine) == {}, what="the taint falls")
+        assert any("not needed" in why for why in withheld(machine, agent))
+
+        # A restart of the kubelet makes it no other node: for a while it has no GPUs and nobody holds one.
+        machine.stop_kubelet()
+        machine.start_kubelet()
+        until(lambda: gpus() == "0", what="the kubelet has forgotten the plugin")
+        plugin.register_again()
+        until(lambda: gpus() == "3", what="the plugin is back")
+        assert condition(machine) == "True"
+
+        plugin.broken = "Unable to retrieve list of available devices: error creating nvml.Device 2: nvml: GPU is lost"
+        for name in ("hole-a", "hole-b"):
+            machine.kubectl("apply", "-f", "-", stdin=pod(name, "exec sleep infinity"))
+            until(lambda: phase(machine, name) == "Failed", what="the kubelet rejects the pod")  # noqa: B023
+            assert read(machine, "pod", name)["status"]["reason"] == "UnexpectedAdmissionError"
+        until(lambda: taints(machine) == {KEY: "xid-79:NoSchedule"}, what="the node is tainted for the rejected pods")
+        assert "rejects GPU pods" in json.dumps(json.loads(page(machine, agent, "/api/v1/plans")))
+
+        plugin.broken = ""
+        plugin.set_health(uuid, HEALTHY)
+        kernel(machine, f"NVRM: Xid (PCI:{address}): 154, GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)")
+        until(lambda: taints(machine) == {}, what="the taint is gone")
+        metrics = page(machine, agent, "/metrics")
+        assert re.findall(r'faultline_source_blind\{source="(\w+)"\} 1', metrics) == [], metrics
 
 
 def test_what_the_agents_did_is_what_their_roles_allow(machine: Node) -> None:
