@@ -152,6 +152,7 @@ async def test_a_server_that_hangs_is_given_up_at_the_deadline_and_not_before(pa
             await clock.forward(990.0)
             assert not call.done()
             await clock.forward(11.0)
+            assert call.done()
             error = await call
             await hangs.left.wait()  # the server learns that nobody waits any more
     assert "no answer in time" in str(error) and "hangs" in error.cure and not error.missing
@@ -170,6 +171,7 @@ async def test_a_server_that_takes_the_connection_and_says_nothing_is_given_up(p
             call = asyncio.create_task(failure(path, timeout=1000.0))
             await taken.wait()
             await clock.forward(1001.0)
+            assert call.done()
             assert "no answer in time" in str(await call)
 
 
