@@ -73,7 +73,9 @@ class KnownPods:
             self.forgotten += 1
             return PodChange(kind="ADDED", pod=pod)
         self._pods[pod.uid] = pod
-        self._names[pod.namespace, pod.name] = pod.uid
+        name = (pod.namespace, pod.name)
+        if before is None or self._names.get(name) is None:
+            self._names[name] = pod.uid  # of two, the later one's: the other was deleted by force and still ends
         return PodChange(kind="ADDED" if before is None else "MODIFIED", pod=pod)
 
     def gone(self, pod: Pod) -> PodChange | None:

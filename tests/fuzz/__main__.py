@@ -25,9 +25,17 @@ from agent.model import ContainerRef, parse_pci
 from agent.rulebook import load_rulebook, packaged_rules
 from agent.sources.kernel.record import parse_record, parse_syslog_line
 from agent.sources.kubelet.checkpoint import CheckpointError, parse_checkpoint
+from agent.sources.kubelet.pod_resources import allocatable, listed
+from agent.sources.kubelet.pods_api import pod_of_wire
+from agent.sources.kubelet.wire import Field, Table, WireError, read
+from tests.sources.fake_kubelet import ALLOCATABLE_ANSWER, EVENTS, LISTED, PODS
 
 SLOW_SECONDS = 2.0
 """A parser that takes longer than this on one input hangs."""
+
+
+BINARY_WEIGHT = 200
+"""How often each recorded message is in the corpus: there are few beside thousands of lines."""
 
 
 def parsers() -> dict[str, Callable[[bytes], object]]:
@@ -55,6 +63,16 @@ def parsers() -> dict[str, Callable[[bytes], object]]:
         except CheckpointError as refused:
             return str(refused)
 
+    def protobuf(parse: Callable[[bytes], object]) -> Callable[[bytes], object]:
+        def checked(data: bytes) -> object:
+            try:
+                return parse(data)
+            except WireError as refused:
+                return str(refused)
+
+        return checked
+
+    every_field: Table = {n: Field(str(n), many=n % 2 == 0) for n in range(1, 64)}
     where = ContainerRef(file="fuzz")
     return {
         "kmsg record": lambda d: parse_record(d, boot_id="b", offset=0.0),
@@ -74,6 +92,10 @@ def parsers() -> dict[str, Callable[[bytes], object]]:
         "recognition": lambda d: recognise(d, "fuzz"),
         "rule file": rule_file,
         "checkpoint": checkpoint,
+        "protobuf": protobuf(lambda d: read(d, every_field)),
+        "holders of devices": protobuf(listed),
+        "allocatable devices": protobuf(allocatable),
+        "pod as protobuf": pod_of_wire,
     }
 
 
@@ -81,7 +103,8 @@ def corpus() -> list[bytes]:
     """Real text to begin with: everything in the tests' data, and the rule files."""
     folders = [Path(__file__).parent.parent / "data", packaged_rules()]
     texts = [p.read_bytes()[:60_000] for f in folders for p in f.rglob("*") if p.is_file()]
-    return [line for t in texts for line in (t, *t.splitlines()[:200])]
+    answers = [LISTED, ALLOCATABLE_ANSWER, *EVENTS, *(data for _, data in PODS)]
+    return [line for t in texts for line in (t, *t.splitlines()[:200])] + answers * BINARY_WEIGHT
 
 
 def mutate(dice: random.Random, seeds: list[bytes]) -> bytes:

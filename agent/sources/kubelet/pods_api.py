@@ -130,10 +130,14 @@ class PodsApi:
                     yield change
                 raise CallError(f"{self.path}: the kubelet ended the watch")
             except (CallError, WireError) as error:
+                if isinstance(error, WireError):
+                    error = CallError(
+                        f"{self.path}: an answer that is not understood: {error}",
+                        cure="see that this is the kubelet's own socket",
+                    )
                 self.synced = False
                 self.errors += 1
-                self.error, self.cure = str(error), getattr(error, "cure", "")
-                self.unserved = getattr(error, "unserved", False)
+                self.error, self.cure, self.unserved = str(error), error.cure, error.unserved
                 wait = self._backoff.failed(retry_after=UNSERVED_SECONDS if self.unserved else None)
                 await self._sleep(wait)
 
