@@ -1,4 +1,4 @@
-"""A device plugin that offers ``nvidia.com/gpu``: the kubelet's gRPC API (deviceplugin/v1beta1) without GPUs behind it."""
+"""A device plugin that offers ``nvidia.com/gpu``: the kubelet's gRPC API (deviceplugin/v1beta1), and no GPUs."""
 
 from __future__ import annotations
 

@@ -92,8 +92,8 @@ def _build(name: str, out: Path) -> None:
         store = ["--root", str(work / "store"), "--runroot", str(work / "run"), "--storage-driver", "overlay"]
         volumes = [f"--volume={path}:{at}:ro" for path, at in _pip_settings(work).items()]
         _run(
-            "buildah", *store, "build", "--isolation=chroot", "--network=host", f"--build-arg=BASE=docker-archive:{base}",
-            *volumes, "--tag=localhost/agent:test", str(context),
+            "buildah", *store, "build", "--isolation=chroot", "--network=host",
+            f"--build-arg=BASE=docker-archive:{base}", *volumes, "--tag=localhost/agent:test", str(context),
         )  # fmt: skip
         part = out.with_suffix(".part")
         part.unlink(missing_ok=True)
@@ -119,7 +119,16 @@ def _bootstrap(packed: Path) -> None:
                 if path.is_file():
                     path.unlink()
         part = packed.with_suffix(".part")
-        _run("tar", "--create", "--gzip", "--numeric-owner", "--exclude=./dev/*", f"--file={part}", f"--directory={root}", ".")
+        _run(
+            "tar",
+            "--create",
+            "--gzip",
+            "--numeric-owner",
+            "--exclude=./dev/*",
+            f"--file={part}",
+            f"--directory={root}",
+            ".",
+        )
         part.replace(packed)
 
 

@@ -148,10 +148,9 @@ class Node:
         return found
 
     def told(self) -> str:
-        """Pods and events, for a failed test's message."""
-        with contextlib.suppress(ClusterError, subprocess.SubprocessError):
-            return self.kubectl("get", "pods,events", "-A", "-o", "wide")
-        return ""
+        """Pods, events, and what the agent says, for a failed test's message."""
+        said = [("get", "pods,events", "-A"), ("logs", "--namespace=faultline", "daemonset/faultline", "--tail=40")]
+        return "\n".join(self._read(*args) for args in said)
 
     def _start(self) -> None:
         at = self.folder
@@ -270,10 +269,17 @@ def _cgroups(name: str) -> list[Path]:
     root = Path("/sys/fs/cgroup")
     if (root / "cgroup.controllers").exists():
         return [root / name]
-    return [folder / name for folder in root.iterdir() if (folder / "cgroup.procs").exists() and not folder.is_symlink()]
+    return [
+        folder / name for folder in root.iterdir() if (folder / "cgroup.procs").exists() and not folder.is_symlink()
+    ]
 
 
 def _remove_cgroup(folder: Path) -> None:
-    for inner, _, _ in sorted(os.walk(folder), reverse=True):
-        with contextlib.suppress(OSError):
-            os.rmdir(inner)
+    """Bottom up, and again while the last of its killed processes are being taken away."""
+    for _ in range(50):
+        for inner, _, _ in os.walk(folder, topdown=False):
+            with contextlib.suppress(OSError):
+                os.rmdir(inner)
+        if not folder.exists():
+            return
+        time.sleep(0.1)

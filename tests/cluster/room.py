@@ -1,4 +1,4 @@
-"""Namespaces of a test's own: what is started in a room touches neither the machine's mounts, network, nor processes."""
+"""Namespaces of a test's own: what is started in a room touches no mount, network, or process of the machine."""
 
 from __future__ import annotations
 

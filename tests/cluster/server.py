@@ -205,9 +205,8 @@ class ApiServer:
 
     def kubectl(self, *args: str, stdin: str = "", kubeconfig: Path | None = None) -> str:
         """What kubectl prints; the administrator's unless told. Raises ClusterError with what it says on a failure."""
-        command = [str(self._programs["kubectl"]), "--kubeconfig", str(kubeconfig or self.kubeconfig()), *args]
         done = subprocess.run(
-            command if self.room is None else self.room.command(command),
+            [*self.kubectl_command(kubeconfig), *args],
             input=stdin,
             env=os.environ | {"HOME": str(self.folder)},
             capture_output=True,
@@ -218,6 +217,11 @@ class ApiServer:
         if done.returncode != 0:
             raise ClusterError(f"kubectl {' '.join(args)}: {done.stderr.strip() or done.returncode}")
         return done.stdout
+
+    def kubectl_command(self, kubeconfig: Path | None = None) -> list[str]:
+        """How kubectl is run against this server; the administrator's unless told."""
+        command = [str(self._programs["kubectl"]), "--kubeconfig", str(kubeconfig or self.kubeconfig())]
+        return command if self.room is None else self.room.command(command)
 
     def audit(self, *, user: str = "", since: int = 0) -> list[Json]:
         """Every request that was answered so far, oldest first, as audit.k8s.io/v1 events.

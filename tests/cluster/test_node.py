@@ -1,4 +1,4 @@
-"""The agent's image in its DaemonSet on a whole node: what a person sees through kubectl, from the crash to the cure."""
+"""The agent's image in its DaemonSet on a whole node: what a person sees by kubectl, from the crash to the cure."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SETTINGS = {
     "correlation": {"settle_seconds": 2},
     "recovery": {"withdrawn_seconds": 2},
 }
-"""What the test's node has otherwise than a real one: its kernel log is a file that the test writes. The rest is haste."""
+"""What the test sets otherwise than the manifests: the kernel log is a file that the test writes. The rest is haste."""
 
 
 def image_name() -> str:
@@ -46,22 +46,27 @@ def image_name() -> str:
     return name
 
 
+def with_images(node: Node) -> None:
+    """Puts on the node what the tests need: the agent's image, SGLang's name for the same, the label, a kernel log."""
+    node.load(agent_image(image_name()))
+    node.tag(f"docker.io/library/{image_name()}", SGLANG_IMAGE)
+    node.kubectl("label", "node", NAME, "nvidia.com/gpu.present=true")
+    (node.folder / "kernel-log").mkdir()
+    (node.folder / "kernel-log" / "kmsg").touch()
+
+
 @pytest.fixture(scope="module")
 def machine() -> Iterator[Node]:
-    """A node that is ready, labelled as one with GPUs, with the agent's image, and SGLang's name for the same image."""
+    """A node that is ready, for the tests of this file one after another."""
     try:
         node = Node()
-        image = agent_image(image_name())
+        agent_image(image_name())
     except (BuildError, ClusterError) as error:
         if os.environ.get("CI", "").lower() not in ("1", "true"):
             pytest.skip(str(error))
         pytest.fail(str(error), pytrace=False)
     with node:
-        node.load(image)
-        node.tag(f"docker.io/library/{image_name()}", SGLANG_IMAGE)
-        node.kubectl("label", "node", NAME, "nvidia.com/gpu.present=true")
-        (node.folder / "kernel-log").mkdir()
-        (node.folder / "kernel-log" / "kmsg").touch()
+        with_images(node)
         yield node
 
 
@@ -72,6 +77,12 @@ def kernel(node: Node, text: str) -> None:
     """A record of the node's kernel log, as the kernel (facility 0) writes it."""
     with (node.folder / "kernel-log" / "kmsg").open("a") as file:
         file.write(f"4,{next(NUMBERS)},{time.monotonic_ns() // 1000},-;{text}\n")
+
+
+def cured(node: Node, address: str, *, before: str) -> None:
+    """The driver says that nothing is left to do for that GPU."""
+    action = f"GPU recovery action changed from {before} to 0x0 (None)"
+    kernel(node, f"NVRM: Xid (PCI:{address}): 154, {action}")
 
 
 def deploy(node: Node, mode: str) -> str:
@@ -156,6 +167,12 @@ def withheld(node: Node, agent: str) -> list[str]:
     return [plan["withheld"] for plan in json.loads(page(node, agent, "/api/v1/plans"))["items"]]
 
 
+def refused(node: Node, name: str) -> bool:
+    """Whether the scheduler says that the pod waits for a taint."""
+    events = read(node, "events.events.k8s.io")["items"]
+    return any(e["regarding"]["name"] == name and "untolerated taint" in e.get("note", "") for e in events)
+
+
 def phase(node: Node, name: str) -> str:
     return str(read(node, "pod", name)["status"]["phase"])
 
@@ -206,12 +223,7 @@ def test_from_the_crash_of_a_pod_to_the_cured_gpu(machine: Node) -> None:
         assert "unschedulable" not in read(machine, "node", NAME)["spec"]
         machine.kubectl("apply", "-f", "-", stdin=pod("second", "exec sleep infinity"))
 
-        def refused() -> str:
-            events = read(machine, "events.events.k8s.io")["items"]
-            notes = [e.get("note", "") for e in events if e["regarding"]["name"] == "second"]
-            return next((note for note in notes if "untolerated taint" in note), "")
-
-        until(refused, what="the scheduler says that the second pod waits for a taint")
+        until(lambda: refused(machine, "second"), what="the scheduler says that the second pod waits for a taint")
         assert phase(machine, "second") == "Pending"
         assert f"{KEY}=xid-79:NoSchedule" in machine.kubectl("describe", "node", NAME)
 
@@ -222,7 +234,7 @@ def test_from_the_crash_of_a_pod_to_the_cured_gpu(machine: Node) -> None:
         assert phase(machine, "second") == "Pending"
 
         # The driver says that nothing is left to do: all of it goes, and the waiting pod runs.
-        kernel(machine, f"NVRM: Xid (PCI:{address}): 154, GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)")
+        cured(machine, address, before="0x2 (Node Reboot Required)")
         until(lambda: taints(machine) == {}, what="the taint is gone")
         until(lambda: "unschedulable" not in read(machine, "node", NAME)["spec"], what="the cordon is gone")
         until(lambda: condition(machine) == "False", what="the condition tells that all is well")
@@ -272,7 +284,9 @@ def claiming_pod(node: Node, name: str) -> None:
 
 def allocated(node: Node, name: str) -> str:
     """The device that the scheduler gave the claim."""
-    results = read(node, "resourceclaim", name).get("status", {}).get("allocation", {}).get("devices", {}).get("results")
+    results = (
+        read(node, "resourceclaim", name).get("status", {}).get("allocation", {}).get("devices", {}).get("results")
+    )
     return str(results[0]["device"]) if results else ""
 
 
@@ -287,7 +301,9 @@ def test_a_faulted_device_is_withheld_from_claims_and_given_again(machine: Node)
     deploy(machine, "device")
     address, uuid = next(iter(GPUS.items()))
     kernel(machine, f"NVRM: GPU at PCI:{address}: {uuid}")
-    kernel(machine, f"NVRM: Xid (PCI:{address}): 119, pid=1, name=python3, Timeout after 6s of waiting for RPC response.")
+    kernel(
+        machine, f"NVRM: Xid (PCI:{address}): 119, pid=1, name=python3, Timeout after 6s of waiting for RPC response."
+    )
 
     def rules() -> list[Any]:
         found: list[Any] = read(machine, "devicetaintrules")["items"]
@@ -310,7 +326,7 @@ def test_a_faulted_device_is_withheld_from_claims_and_given_again(machine: Node)
     assert taints(machine) == {} and "unschedulable" not in read(machine, "node", NAME)["spec"]
     until(lambda: "DeviceTainted" in reasons(machine, NAME), what="an event tells of the device")
 
-    kernel(machine, f"NVRM: Xid (PCI:{address}): 154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)")
+    cured(machine, address, before="0x1 (GPU Reset Required)")
     until(lambda: not rules(), what="the rule is gone")
     assert until(lambda: allocated(machine, "claim-b"), what="the second claim is allocated") == "gpu-0"
 
@@ -323,8 +339,11 @@ def test_a_node_that_rejects_every_gpu_pod_is_tainted_though_its_gpu_is_withdraw
         until(lambda: gpus() == "4", what="the node has 4 GPUs")
         agent = deploy(machine, "taint")
         kernel(machine, f"NVRM: GPU at PCI:{address}: {uuid}")
-        kernel(machine, f"NVRM: Xid (PCI:{address}): 79, pid=1, name=python3, GPU has fallen off the bus.")
-        until(lambda: taints(machine) == {KEY: "xid-79:NoSchedule"}, what="the node is tainted")
+        kernel(
+            machine,
+            f"NVRM: Xid (PCI:{address}): 119, pid=1, name=python3, Timeout after 6s of waiting for RPC response.",
+        )
+        until(lambda: taints(machine) == {KEY: "xid-119:NoSchedule"}, what="the node is tainted")
 
         # The plugin withdraws the GPU: the taint is not needed any more.
         plugin.set_health(uuid, UNHEALTHY)
@@ -341,16 +360,17 @@ def test_a_node_that_rejects_every_gpu_pod_is_tainted_though_its_gpu_is_withdraw
         assert condition(machine) == "True"
 
         plugin.broken = "Unable to retrieve list of available devices: error creating nvml.Device 2: nvml: GPU is lost"
-        for name in ("hole-a", "hole-b"):
-            machine.kubectl("apply", "-f", "-", stdin=pod(name, "exec sleep infinity"))
-            until(lambda: phase(machine, name) == "Failed", what="the kubelet rejects the pod")  # noqa: B023
-            assert read(machine, "pod", name)["status"]["reason"] == "UnexpectedAdmissionError"
-        until(lambda: taints(machine) == {KEY: "xid-79:NoSchedule"}, what="the node is tainted for the rejected pods")
-        assert "rejects GPU pods" in json.dumps(json.loads(page(machine, agent, "/api/v1/plans")))
+        machine.kubectl("apply", "-f", "-", stdin=pod("rejected", "exec sleep infinity"))
+        until(lambda: phase(machine, "rejected") == "Failed", what="the kubelet rejects the pod")
+        assert read(machine, "pod", "rejected")["status"]["reason"] == "UnexpectedAdmissionError"
+        until(lambda: taints(machine) == {KEY: "xid-119:NoSchedule"}, what="the node is tainted for the rejected pod")
+        assert "rejects GPU pods" in page(machine, agent, "/api/v1/plans")
+        machine.kubectl("apply", "-f", "-", stdin=pod("spared", "exec sleep infinity"))
+        until(lambda: refused(machine, "spared"), what="the next pod is kept off")
 
         plugin.broken = ""
         plugin.set_health(uuid, HEALTHY)
-        kernel(machine, f"NVRM: Xid (PCI:{address}): 154, GPU recovery action changed from 0x2 (Node Reboot Required) to 0x0 (None)")
+        cured(machine, address, before="0x1 (GPU Reset Required)")
         until(lambda: taints(machine) == {}, what="the taint is gone")
         metrics = page(machine, agent, "/metrics")
         assert re.findall(r'faultline_source_blind\{source="(\w+)"\} 1', metrics) == [], metrics
