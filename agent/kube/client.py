@@ -12,15 +12,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 
 from agent import __version__
 from agent.kube.login import Login
-
-if TYPE_CHECKING:
-    from kubernetes.aio.client.api_client import ApiClient
 
 Json = dict[str, Any]
 
@@ -81,24 +80,22 @@ class KubeClient:
         self._deadline = deadline
         self._login = login
         self._name = name
-        self._api: ApiClient | None = None
+        self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        from kubernetes.aio.client.api_client import ApiClient
-
-        configuration = self._login.configuration
-        configuration.retries = None
-        try:
-            self._api = ApiClient(configuration=configuration)
-        except (OSError, ValueError) as error:  # a CA or client certificate that cannot be read
-            raise UnreachableError(f"{self.how}: {error}") from None
-        self._api.user_agent = f"faultline/{__version__}" + (f" ({self._name})" if self._name else "")
+        agent = f"faultline/{__version__}" + (f" ({self._name})" if self._name else "")
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=self._login.tls or True),
+            headers={"User-Agent": agent},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=5),
+            read_bufsize=1 << 18,
+        )
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        if self._api is not None:
-            await self._api.close()
-            self._api = None
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
 
     async def get(self, path: str, *, params: Mapping[str, str] | None = None, deadline: float | None = None) -> Json:
         return await self._call("GET", path, params=params, deadline=deadline)
@@ -173,21 +170,22 @@ class KubeClient:
     async def _open(
         self, method: str, path: str, params: Mapping[str, str] | None, body: object, content_type: str, accept: str
     ) -> aiohttp.ClientResponse:
-        if self._api is None:
+        if self._session is None:
             raise UnreachableError(f"{method} {path}: the client is closed")
-        method, url, headers, body, _ = await self._api.param_serialize(
+        headers = {"Accept": accept}
+        if authorization := await self._login.authorization():
+            headers["Authorization"] = authorization
+        if body is not None:
+            headers["Content-Type"] = content_type
+        return await self._session.request(
             method,
-            path,
-            query_params=list((params or {}).items()),
-            header_params={"Accept": accept, "Content-Type": content_type},
-            body=body,
-            auth_settings=["BearerToken"],
+            self._login.server + path,
+            params=params,
+            data=None if body is None else json.dumps(body).encode(),
+            headers=headers,
+            proxy=self._login.proxy or _proxy_for(self._login.server),
+            server_hostname=self._login.server_name or None,
         )
-        answer = await self._api.call_api(
-            method, url, headers, body, _request_timeout=aiohttp.ClientTimeout(total=None, sock_connect=5)
-        )
-        response: aiohttp.ClientResponse = answer.response
-        return response
 
     async def _call(
         self,
@@ -217,6 +215,12 @@ class KubeClient:
         if not isinstance(found, dict):
             raise UnreachableError(f"{method} {path}: the answer is not an object")
         return found
+
+
+def _proxy_for(server: str) -> str | None:
+    """The environment's proxy. Not aiohttp's trust_env, which also takes passwords from ~/.netrc, at each request."""
+    url = urlsplit(server)
+    return None if proxy_bypass(url.hostname or "") else getproxies().get(url.scheme)
 
 
 async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -17,6 +19,7 @@ from tests.cluster.server import ApiServer
 from tests.conftest import make_node
 
 RUNS = 200
+USER = "system:serviceaccount:faultline:bench"
 XID = "NVRM: Xid (PCI:0000:5d:00): 119, pid=1234, name=python3, Timeout after 6s of waiting for RPC response."
 
 
@@ -87,19 +90,34 @@ async def _measure(root: Path, server: ApiServer) -> list[tuple[str, str, str, b
 
 
 async def _memory(root: Path, server: ApiServer) -> float:
-    """Resident MiB of the agent as a process of its own, ten seconds after its start."""
+    """Resident MiB of the agent as a process of its own, logged in as a pod is, ten seconds after its start."""
+    account = root / "serviceaccount"
+    account.mkdir()
+    shutil.copy(server.folder / "ca.crt", account)
+    (account / "namespace").write_text("faultline")
+    server.kubectl(
+        "create", "clusterrolebinding", "bench", "--clusterrole=cluster-admin", "--serviceaccount=faultline:bench"
+    )
+    (account / "token").write_text(server.service_account_token("faultline", "bench", "bench", "bench"))
     (root / "alone").mkdir()
     flags = {
         "node-name": "bench", "state-dir": root / "alone", "http-port": 0, "http-address": "127.0.0.1",
         "kernel-path": root / "kmsg", "logs-root": root / "pods", "kubelet-pods-api": "", "kubelet-pod-resources": "",
-        "kubelet-checkpoint": "", "cluster-kubeconfig": server.kubeconfig(),
+        "kubelet-checkpoint": "",
     }  # fmt: skip
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]
-    agent = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "agent", "run", *words, stderr=asyncio.subprocess.DEVNULL
+    start = (
+        "import importlib; from pathlib import Path; from agent.cli import main; "
+        f"importlib.import_module('agent.kube.login').SERVICE_ACCOUNT = Path({str(account)!r}); main()"
     )
+    agent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", start, "run", *words,
+        env=os.environ | {"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(server.port)},
+        stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
     try:
         await asyncio.sleep(10)
+        assert any(e["userAgent"].startswith("faultline/") for e in server.audit(user=USER)), "it did not log in"
         found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{agent.pid}/status").read_text())
         assert found is not None
         return int(found[1]) / 1024

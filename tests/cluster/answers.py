@@ -16,11 +16,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 def login_to(url: str) -> Login:
     """Without TLS, a token or a kubeconfig."""
-    from kubernetes.aio.client.configuration import Configuration
-
-    configuration = type.__call__(Configuration)
-    configuration.host = url
-    return Login(configuration=configuration, how="test")
+    return Login(server=url, how="test")
 
 
 @asynccontextmanager

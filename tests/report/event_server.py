@@ -45,8 +45,6 @@ class EventServer:
 
     @asynccontextmanager
     async def serve(self) -> AsyncIterator[KubeClient]:
-        from kubernetes.aio.client.configuration import Configuration
-
         app = web.Application()
         at = "/apis/events.k8s.io/v1/namespaces/{namespace}/events"
         app.router.add_post(at, self._around)
@@ -55,9 +53,8 @@ class EventServer:
             "/apis/inference.llmkube.dev/v1alpha1/namespaces/{namespace}/inferenceservices/{name}", self._service
         )
         async with TestServer(app) as server:
-            configuration = type.__call__(Configuration)
-            configuration.host = str(server.make_url("")).rstrip("/")
-            async with KubeClient(Login(configuration=configuration, how="test")) as client:
+            url = str(server.make_url("")).rstrip("/")
+            async with KubeClient(Login(server=url, how="test")) as client:
                 yield client
 
     def told(self, reason: str = "") -> list[tuple[str, str, int]]:
