@@ -182,12 +182,12 @@ class Responder:
         self.braked, self._again = "", BRAKED_SECONDS
         mark = self._mark()
         if mark.means and not node.marked:
-            self.braked = await self._brake()
+            self.braked = await self._brake(fresh=False)
             self._brain.braked(self.braked)
             mark = self._mark()
         fresh = bool(mark.means) and not node.marked
         node, mark = await self._carry(node, mark, released=bool(asked))
-        if fresh and mark.means and (why := await self._brake()):
+        if fresh and mark.means and (why := await self._brake(fresh=True)):
             # Others acted in the same moment. Who stepped back tries again at a moment of its own.
             self.braked = why
             self._again = STEPPED_BACK_SECONDS
@@ -240,11 +240,16 @@ class Responder:
         self._seen = NodeView.of(await self._client.get(self.path))
         return self._seen
 
-    async def _brake(self) -> str:
-        """Why this node may not be marked; a fleet that cannot be counted holds a mark back, too."""
+    async def _brake(self, *, fresh: bool) -> str:
+        """Why this node may not be marked; a fleet that cannot be counted holds a mark back, too.
+
+        A `fresh` count holds all that was written before it: up to 100 ms in which the server's cache catches up with
+        writes of any kind. The count before a mark need not wait for that, since the one after it is fresh.
+        """
         limits = self._limits()
+        params = {"labelSelector": KEY} | ({} if fresh else {"resourceVersion": "0"})
         try:
-            listed = await self._client.metadata("/api/v1/nodes", params={"labelSelector": KEY})
+            listed = await self._client.metadata("/api/v1/nodes", params=params)
             marked = [str((item.get("metadata") or {}).get("name")) for item in listed.get("items") or ()]
             gpus = await self._gpu_nodes(limits) if share_of(limits.max_marked) is not None else None
         except KubeError as error:
