@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint bench fuzz manifests clean
+.PHONY: help setup cluster demo test lint bench fuzz manifests clean
 
 help: ## This list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/'
@@ -24,6 +24,9 @@ demo: $(STAMP) ## The whole agent on a made-up 8-GPU node (KEEP=1 keeps serving)
 
 test: $(STAMP) lint ## Every check and test
 	@$(BIN)/python -m pytest -q
+
+cluster: $(STAMP) ## The programs of the test cluster, built ahead of the tests (once; some 20 minutes on two cores)
+	@$(BIN)/python -m tests.cluster.build
 
 lint: $(STAMP) ## Style, types, layers
 	@$(BIN)/ruff check .

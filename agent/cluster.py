@@ -62,8 +62,8 @@ class Cluster:
         self.device_taint = DeviceTaint(self.client, node=node, devices=lambda: self.devices.devices, driver=driver)
         self._occupants = occupants
         self._circumstances = Circumstances(node=node, reach=self.device_taint.reach, says=says)
-        self._withheld_devices: set[str] | None = None
-        """Faults for which a device taint of ours stands; None until that was looked up."""
+        self._withheld_devices: dict[str, str] | None = None
+        """Faults for which a device taint of ours stands, and what it says; None until that was looked up."""
         self.responder = Responder(
             self.client,
             node=node,
@@ -146,29 +146,28 @@ class Cluster:
                 return
             await self.device_taint.discover()
             try:
-                self._withheld_devices = {h.fault for h in await self.device_taint.held()}
+                self._withheld_devices = {h.fault: h.value for h in await self.device_taint.held()}
             except RefusedError as error:
                 if error.status != 403:
                     raise
-                self._withheld_devices = set()
+                self._withheld_devices = {}
             self.changed()
             return
         if self.settled():
-            for fault_id in sorted(self._withheld_devices - wanted.keys()):
+            for fault_id in sorted(self._withheld_devices.keys() - wanted.keys()):
                 if await self.device_taint.release(fault_id):
                     # Another fault of the same GPU may have shared that taint: set what is wanted again.
                     self._withheld_devices.clear()
-                self._withheld_devices.discard(fault_id)
-        faults = {f.id: f for f in mark.faults}
-        for fault_id in wanted.keys() - self._withheld_devices:
-            if (fault := faults.get(fault_id)) is not None:
+                self._withheld_devices.pop(fault_id, None)
+        for fault in mark.faults:
+            if fault.id in wanted and self._withheld_devices.get(fault.id) != fault.value:
                 why = cut(f"{fault.title}: {fault.why}", 500)
                 try:
                     await self.device_taint.withhold(fault.gpu, value=fault.value, why=why, fault=fault.id)
                 except WithholdError as error:
                     log.warning("%s is not withheld: %s", fault.gpu.pci or fault.gpu.uuid, error)
                     continue
-                self._withheld_devices.add(fault_id)
+                self._withheld_devices[fault.id] = fault.value
 
     def told(self, report: Report) -> None:
         """An event, new or repeated."""

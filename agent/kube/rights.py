@@ -55,7 +55,7 @@ RIGHTS: tuple[Right, ...] = (
         "the condition GpuFault on the node: `kubectl describe node` does not tell of a fault", subresource="status",
     ),
     *_rights(
-        "", "pods", "get list watch", _ALL,
+        "", "pods", "list watch", _ALL,
         "names, owners and ends of pods where the kubelet does not tell them, and who still holds a faulted GPU",
     ),
     *_rights(
@@ -67,7 +67,7 @@ RIGHTS: tuple[Right, ...] = (
         "which InferenceService a failed pod belongs to, and the patch for it",
     ),
     *_rights(
-        "resource.k8s.io", "resourceslices", "get list watch", _ALL,
+        "resource.k8s.io", "resourceslices", "list watch", _ALL,
         "which DRA device a faulted GPU is: claims of it are not tied to a fault",
     ),
     *_rights(

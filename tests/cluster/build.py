@@ -13,6 +13,7 @@ import subprocess
 import sys
 import sysconfig
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -98,6 +99,7 @@ def _compile(program: Program, go: str, folder: Path, done: Path) -> None:
         "-mod=readonly",
         "-trimpath",
         "-buildvcs=false",
+        "-gcflags=all=-dwarf=false",  # the linker drops it anyway; an eighth of the time
         "-ldflags",
         _flags(folder, program.package),
         f"-tags={program.tags}",
@@ -154,10 +156,19 @@ def _go() -> tuple[str, str]:
     return found, told.stdout.strip()
 
 
+def build_all() -> None:
+    """Every program, the modules side by side: a linker keeps one core busy only. Raises BuildError."""
+    modules: dict[str, list[Program]] = {}
+    for program in (KUBECTL, API_SERVERS["1.37"], *NODE, ETCD_SERVER, API_SERVERS["1.34"]):
+        modules.setdefault(program.module, []).append(program)
+    with ThreadPoolExecutor(max_workers=2) as workers:
+        for paths in workers.map(lambda programs: [build(program) for program in programs], modules.values()):
+            print(*paths, sep="\n")
+
+
 def main() -> int:
     try:
-        for program in (ETCD_SERVER, KUBECTL, *API_SERVERS.values(), *NODE):
-            print(build(program))
+        build_all()
     except BuildError as error:
         print(error, file=sys.stderr)
         return 1

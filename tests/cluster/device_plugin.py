@@ -87,9 +87,20 @@ class DevicePlugin:
         channel = Channel(path=str(self._folder / "kubelet.sock"), codec=Raw())
         try:
             register = UnaryUnaryMethod[bytes, bytes](channel, "/v1beta1.Registration/Register", bytes, bytes)
-            await register(request, timeout=DEADLINE)
+            async with asyncio.timeout(DEADLINE):
+                while not await self._accepted(register, request):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
         finally:
             channel.close()
+
+    async def _accepted(self, register: UnaryUnaryMethod[bytes, bytes], request: bytes) -> bool:
+        try:
+            await register(request, timeout=DEADLINE)
+        except GRPCError as error:
+            if "already connected" not in (error.message or ""):
+                raise
+            return False  # the kubelet has not yet noticed that the plugin before this one is gone
+        return True
 
     async def _stop(self) -> None:
         if self._server is not None:

@@ -2,18 +2,15 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import pytest
-
 from agent.app import App
 from agent.config import ClusterSettings, KubeletSettings, Settings
 from agent.kube import KubeClient, Patch, login
-from agent.kube.rights import as_rules, rights_of
 from agent.respond.marks import KEY, RELEASE, NodeView
-from agent.respond.policy import MODES, Mode
 from tests.cluster.server import ApiServer
 from tests.conftest import make_node
 from tests.test_app import BUSY, record, settings
@@ -41,11 +38,18 @@ def of(root: Path, node: str, **changes: object) -> Settings:
 
 @asynccontextmanager
 async def agent(
-    api_server: ApiServer, root: Path, node: str, *, mode: str, kubeconfig: Path | None = None
+    api_server: ApiServer,
+    root: Path,
+    node: str,
+    *,
+    mode: str,
+    kubeconfig: Path | None = None,
+    clock: Callable[[], float] = time.time,
+    **changes: object,
 ) -> AsyncIterator[App]:
     way = await login(kubeconfig=str(kubeconfig or api_server.kubeconfig()))
     cluster = ClusterSettings(kubeconfig=str(api_server.kubeconfig()), pod_name="faultline-x", pod_namespace="default")
-    app = App(of(root, node, mode=mode, cluster=cluster), sink=lambda _: None, login=way)
+    app = App(of(root, node, mode=mode, cluster=cluster, **changes), sink=lambda _: None, login=way, clock=clock)
     stop = asyncio.Event()
     task = asyncio.create_task(app.run(stop))
     try:
@@ -225,67 +229,3 @@ async def test_a_pods_failure_is_told_on_the_pod(
         (event,) = await events(client, f"{node}-p")
         assert event["regarding"]["uid"] == UID and event["regarding"]["fieldPath"] == "spec.containers{sglang}"
         assert event["related"]["name"] == node and event["related"]["uid"]
-
-
-@pytest.mark.parametrize("mode", MODES)
-async def test_every_request_is_one_that_its_role_allows(newest_server: ApiServer, tmp_path: Path, mode: Mode) -> None:
-    """The role is made from the table that the doctor and the manifests use too; the audit log is the judge."""
-    user, node = f"faultline-{mode}", f"audited-{mode}"
-    role = {
-        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole",
-        "metadata": {"name": user}, "rules": as_rules(rights_of(mode)),
-    }  # fmt: skip
-    binding = {
-        "apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": user},
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": user},
-        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}],
-    }  # fmt: skip
-    async with KubeClient(await login(kubeconfig=str(newest_server.kubeconfig()))) as client:
-        await make_node(client, node)
-        await client.create("/apis/rbac.authorization.k8s.io/v1/clusterroles", role)
-        await client.create("/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", binding)
-        way = newest_server.kubeconfig_for(user)
-        async with agent(newest_server, tmp_path, node, mode=mode, kubeconfig=way) as app:
-            record(tmp_path, 1, FALLEN)
-
-            async def told() -> bool:
-                there = await view(client, node)
-                seen = {e["reason"] for e in await events(client, node)}
-                return there.unschedulable is (mode == "cordon") and "GpuFault" in seen
-
-            await until(told, what="told")
-
-            async def watching() -> bool:
-                return WATCHED <= _used(newest_server, user)
-
-            await until(watching, what="everything is followed")
-            assert app.cluster is not None
-            app.recoveries.release("all")
-            await until(lambda: _unmarked(client, node), what="released")
-            assert app.cluster.responder.error == "" and app.cluster.postman.error == ""
-            assert app.cluster.slices.error == "" and app.occupants.feed is not None and not app.occupants.feed.error
-        await client.delete(f"/api/v1/nodes/{node}")
-    allowed = {(r.group, r.resource + (f"/{r.subresource}" if r.subresource else ""), r.verb) for r in rights_of(mode)}
-    used = _used(newest_server, user)
-    assert used <= allowed
-    assert (("", "nodes", "patch") in used) is (mode in ("taint", "cordon"))
-
-
-WATCHED = {("", "nodes", "watch"), ("", "pods", "watch"), ("", "nodes/status", "patch")}
-
-
-def _used(server: ApiServer, user: str) -> set[tuple[str, str, str]]:
-    """Group, resource and verb of every request of this user; none may have been refused."""
-    used = set()
-    for event in server.audit(user=user):
-        what = event.get("objectRef") or {}
-        if "resource" not in what:
-            continue  # discovery, which everyone may read
-        assert event["responseStatus"]["code"] not in (401, 403), event
-        resource = what["resource"] + (f"/{what['subresource']}" if what.get("subresource") else "")
-        used.add((what.get("apiGroup", ""), resource, event["verb"]))
-    return used
-
-
-async def _unmarked(client: KubeClient, node: str) -> bool:
-    return not (await view(client, node)).marked

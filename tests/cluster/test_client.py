@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
+import shutil
 import uuid
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -132,6 +134,52 @@ async def test_the_token_of_a_deleted_pod_is_unauthorized(api_server: ApiServer,
     assert error.status == 401
     seen = {event["userAgent"] for event in api_server.audit(user="system:serviceaccount:faultline:faultline")}
     assert any(agent_name.startswith("faultline/") and agent_name.endswith(f"({node})") for agent_name in seen)
+
+
+async def test_a_pods_own_login_follows_its_token(
+    api_server: ApiServer, client: KubeClient, node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kubelet replaces the file long before the token in it ends."""
+    module = importlib.import_module("agent.kube.login")
+    monkeypatch.setattr(module, "SERVICE_ACCOUNT", tmp_path)
+    shutil.copy(api_server.folder / "ca.crt", tmp_path)
+    (tmp_path / "namespace").write_text("faultline\n")
+    (tmp_path / "token").write_text("one-that-has-ended")
+    way = await login(environ={"KUBERNETES_SERVICE_HOST": "127.0.0.1", "KUBERNETES_SERVICE_PORT": str(api_server.port)})
+    assert (way.how, way.namespace) == ("in-cluster", "faultline")
+    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+    path = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+    async with KubeClient(way, name=node) as agent:
+        assert (await refused(agent.create(path, review))).status == 401
+        (tmp_path / "token").write_text(api_server.service_account_token("faultline", "faultline", f"own-{node}", node))
+        who = (await agent.create(path, review))["status"]["userInfo"]
+        assert who["username"] == "system:serviceaccount:faultline:faultline"
+        for broken in ("", None):
+            (tmp_path / "token").unlink()
+            if broken is not None:
+                (tmp_path / "token").write_text(broken)
+            assert "token" in await unreachable(agent.create(path, review))
+
+
+async def test_a_pod_without_its_authority_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.import_module("agent.kube.login"), "SERVICE_ACCOUNT", tmp_path)
+    (tmp_path / "token").write_text("t")
+    with pytest.raises(LoginError, match="No such file"):
+        await login(environ={"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"})
+
+
+async def test_the_environments_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
+    (port,) = free_ports(1)
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{port}")
+    async with KubeClient(login_to("http://192.0.2.1:80"), deadline=3) as client:
+        assert str(port) in await unreachable(client.get("/api/v1/nodes"))
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+    async def alive(_: web.Request) -> web.Response:
+        return web.json_response({"kind": "NodeList"})
+
+    async with answering(alive) as client:
+        assert await client.get("/api/v1/nodes") == {"kind": "NodeList"}
 
 
 async def _refusal_of(agent: KubeClient, path: str, body: dict[str, Any]) -> RefusedError | None:

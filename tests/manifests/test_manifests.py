@@ -20,13 +20,14 @@ from tests.manifests import render
 
 MODES = ("observe", "device", "taint", "cordon")
 
-READ = ["get", "list", "watch"]
+FOLLOW = ["list", "watch"]
+READ = ["get", *FOLLOW]
 RIGHTS = {
     ("", "nodes"): READ,
     ("", "nodes/status"): ["patch"],
-    ("", "pods"): READ,
+    ("", "pods"): FOLLOW,
     ("events.k8s.io", "events"): ["create", "patch"],
-    ("resource.k8s.io", "resourceslices"): READ,
+    ("resource.k8s.io", "resourceslices"): FOLLOW,
     ("inference.llmkube.dev", "inferenceservices"): ["get"],
 }
 RULES = {("resource.k8s.io", "devicetaintrules"): ["get", "list", "create", "patch", "delete"]}
