@@ -101,6 +101,6 @@ class NodeGpus:
     """The newest CUDA version of the driver, ``13.0``."""
     gpus: tuple[GpuState, ...] = ()
     error: str = ""
-    """``Driver Not Loaded``, ``Driver/library version mismatch``, ``the library is not there``; empty when all went well."""
+    """``Driver Not Loaded``, ``Driver/library version mismatch``; empty when all went well."""
     code: int | None = None
     """NVML's number for ``error``, where it is NVML's."""
