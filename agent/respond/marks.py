@@ -36,6 +36,9 @@ EFFECT = "NoSchedule"
 RELEASE = "faultline.dev/release"
 """The annotation by which a person says that a fault is over."""
 
+MANAGER = "faultline"
+"""The field manager of every mark; the API server keeps by field who set it last."""
+
 CONDITION = "GpuFault"
 ANNOTATION_BYTES = 8 * 1024
 LISTED = 16
@@ -53,6 +56,8 @@ class NodeView:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     unschedulable: bool = False
+    cordoners: frozenset[str] = frozenset()
+    """The field managers that own ``spec.unschedulable``; none where nobody does, or the node does not tell."""
     conditions: tuple[Json, ...] = ()
     capacity: Mapping[str, str] = field(default_factory=dict)
     allocatable: Mapping[str, str] = field(default_factory=dict)
@@ -69,6 +74,11 @@ class NodeView:
             labels=_map(meta.get("labels")),
             annotations=_map(meta.get("annotations")),
             unschedulable=spec.get("unschedulable") is True,
+            cordoners=frozenset(
+                str(entry.get("manager"))
+                for entry in _maps(meta.get("managedFields"))
+                if "f:unschedulable" in _map(_map(entry.get("fieldsV1")).get("f:spec"))
+            ),
             conditions=_maps(status.get("conditions")),
             capacity=_map(status.get("capacity")),
             allocatable=_map(status.get("allocatable")),
@@ -78,6 +88,13 @@ class NodeView:
     def taint(self) -> str | None:
         """The value of our taint; None without one."""
         return next((str(t.get("value") or "") for t in self.taints if _ours(t)), None)
+
+    def cordoned_by_us(self, record: Record | None) -> bool:
+        """Whether the cordon that stands is ours. The owner of the field knows better than our note: a person may have
+        lifted our cordon and set another in between, and somebody may have deleted the note."""
+        if not self.unschedulable:
+            return False
+        return self.cordoners == {MANAGER} if self.cordoners else record is not None and record.cordoned
 
     @property
     def marked(self) -> bool:
@@ -281,14 +298,13 @@ def _record(
     node: NodeView, before: Record | None, mark: Mark, *, now: float, boot: str
 ) -> tuple[Record | None, bool | None]:
     """The annotation as it should be, and the cordon to set (True), to lift (False) or to leave (None)."""
+    ours = node.cordoned_by_us(before)
     if not mark.means:
-        lift = before is not None and before.cordoned and node.unschedulable
-        return None, False if lift else None
+        return None, False if ours else None
     ids = tuple(f.id for f in mark.faults if f.action is Action.CORDON)
-    ours = before is not None and before.cordoned
     respected = tuple(i for i in before.respected if i in ids) if before is not None else ()
-    if ours and not node.unschedulable:
-        ours, respected = False, ids  # a person took it back: it stays so for these faults
+    if before is not None and before.cordoned and not ours:
+        respected = ids  # a person took it back, or set one of his own since: ours stays away for these faults
     cordon: bool | None = None
     if mark.means == "cordon" and not node.unschedulable and set(ids) - set(respected):
         ours, cordon = True, True

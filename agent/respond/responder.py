@@ -19,6 +19,7 @@ from agent.model import Fault, Plan
 from agent.respond.brake import brake, share_of
 from agent.respond.marks import (
     KEY,
+    MANAGER,
     RELEASE,
     Json,
     Mark,
@@ -210,7 +211,9 @@ class Responder:
             if body is None:
                 return node, mark
             try:
-                answer = await self._client.patch(self.path, body, kind=Patch.STRATEGIC)
+                answer = await self._client.patch(
+                    self.path, body, kind=Patch.STRATEGIC, params={"fieldManager": MANAGER}
+                )
             except RefusedError as error:
                 # 403: admission compares with the newest object; a list made from an older one looks like a theft.
                 stale = error.status == 409 or (error.status == 403 and attempt == 0 and "spec" in body)
@@ -274,4 +277,13 @@ class Responder:
 
 def _marks_of(node: NodeView) -> tuple[object, ...]:
     ours = {k: v for k, v in node.annotations.items() if k in (KEY, RELEASE)}
-    return (node.taints, ours, node.labels.get(KEY), node.unschedulable, node.uid, node.capacity, node.allocatable)
+    return (
+        node.taints,
+        ours,
+        node.labels.get(KEY),
+        node.unschedulable,
+        node.cordoners,
+        node.uid,
+        node.capacity,
+        node.allocatable,
+    )

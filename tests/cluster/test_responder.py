@@ -19,8 +19,6 @@ from agent.respond.marks import CONDITION, KEY, RELEASE, Mark, NodeView, Record,
 from agent.respond.policy import Mode, Situation, plan_for
 from agent.respond.responder import Limits, Responder
 
-HOSTILE_SECONDS = 20.0
-
 
 def fault(name: str = "fault-1", *, action: Action = Action.TAINT) -> Fault:
     return Fault(
@@ -191,55 +189,6 @@ async def test_a_kill_at_any_request_leaves_one_mark_or_none(client: KubeClient,
             if finished:
                 break
     assert points >= 6
-
-
-async def hostile(client: KubeClient, node: str, number: int, until: float) -> list[str]:
-    """Keeps its own taint, label and annotation, as another careful controller does, and writes all the time."""
-    key, path, rng = f"hostile.example/{number}", f"/api/v1/nodes/{node}", random.Random(number)
-    wrote = 0
-    while time.monotonic() < until:
-        found = await client.get(path)
-        taints = list(found["spec"].get("taints") or [])
-        mine = {"key": key, "value": str(wrote % 10), "effect": "NoSchedule"}
-        taints = [t for t in taints if t["key"] != key] + [mine]
-        rng.shuffle(taints)
-        body = {
-            "metadata": {
-                "resourceVersion": found["metadata"]["resourceVersion"],
-                "labels": {key: str(wrote)},
-                "annotations": {key: str(wrote)},
-            },
-            "spec": {"taints": taints},
-        }
-        try:
-            await client.patch(path, body)
-            wrote += 1
-        except KubeError:
-            continue
-    return [key]
-
-
-async def test_hostile_writers_lose_nothing_and_take_nothing(client: KubeClient, node: str) -> None:
-    mind = Mind(node, [fault()])
-    part = responder(client, mind)
-    until = time.monotonic() + HOSTILE_SECONDS
-    writers = [asyncio.create_task(hostile(client, node, n, until)) for n in range(8)]
-    turns = 0
-    while time.monotonic() < until:
-        mind.known[:] = [] if mind.known else [fault()]
-        part.observed(await client.get(part.path))
-        await part.turn()
-        turns += 1
-    keys = {key for writer in writers for key in await writer}
-    mind.known[:] = [fault()]
-    await part.turn()
-    there = await seen(client, node)
-    assert {t["key"] for t in there.taints} >= keys and set(there.labels) >= keys and set(there.annotations) >= keys
-    assert there.taint == "xid-79" and turns > 10 and part.conflicts > 0
-    mind.known.clear()
-    await part.turn()
-    there = await seen(client, node)
-    assert not there.marked and {t["key"] for t in there.taints} >= keys
 
 
 @pytest.fixture

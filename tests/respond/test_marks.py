@@ -12,6 +12,7 @@ from agent.respond.marks import (
     ANNOTATION_BYTES,
     CONDITION,
     KEY,
+    MANAGER,
     RELEASE,
     Mark,
     NodeView,
@@ -129,6 +130,41 @@ def test_a_persons_uncordon_is_respected_until_another_fault_asks_for_it() -> No
 
 def test_a_cordon_without_our_annotation_is_never_lifted() -> None:
     assert carry(node(unschedulable=True, taints=[OURS]), NOTHING)["spec"] == {"unschedulable": True}
+
+
+def owned(obj: dict[str, Any], *managers: str) -> dict[str, Any]:
+    """The node as the API server tells who set ``spec.unschedulable``."""
+    taints = {"manager": "kubelet", "fieldsV1": {"f:spec": {"f:taints": {}}}}
+    fields = [{"manager": m, "operation": "Update", "fieldsV1": {"f:spec": {"f:unschedulable": {}}}} for m in managers]
+    return obj | {"metadata": obj["metadata"] | {"managedFields": [taints, *fields]}}
+
+
+def test_a_persons_cordon_that_took_the_place_of_ours_unseen_is_not_lifted() -> None:
+    done = carry(node(), CORDONED)
+    theirs = owned(done, "kubectl-cordon")
+    assert carry(theirs, NOTHING)["spec"] == {"unschedulable": True}
+    kept = carry(theirs, CORDONED)
+    record = record_of(kept["metadata"]["annotations"])
+    assert record is not None and not record.cordoned
+    lifted = kept | {"spec": {k: v for k, v in kept["spec"].items() if k != "unschedulable"}}
+    assert "unschedulable" not in carry(owned(lifted), CORDONED)["spec"], "and a person's uncordon of it is respected"
+    assert carry(owned(done, MANAGER, "kubectl"), NOTHING)["spec"] == {"unschedulable": True}, "who shares it has a say"
+
+
+def test_our_cordon_is_lifted_by_its_owner_even_where_our_annotation_was_deleted() -> None:
+    done = carry(node(), CORDONED)
+    del done["metadata"]["annotations"][KEY]
+    assert carry(owned(done, MANAGER), NOTHING)["spec"] == {}
+    again = record_of(carry(owned(done, MANAGER), CORDONED)["metadata"]["annotations"])
+    assert again is not None and again.cordoned
+
+
+@given(st.recursive(st.none() | st.text(max_size=3), lambda c: st.lists(c, max_size=3) | st.dictionaries(
+    st.sampled_from(["manager", "fieldsV1", "f:spec", "f:unschedulable"]), c, max_size=4)))  # fmt: skip
+def test_owners_of_any_form_are_read(fields: Any) -> None:
+    obj = node(unschedulable=True)
+    obj["metadata"]["managedFields"] = fields
+    assert NodeView.of(obj).unschedulable
 
 
 def test_a_milder_mark_lifts_the_cordon_and_keeps_when_it_began() -> None:
