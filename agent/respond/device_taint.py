@@ -121,7 +121,7 @@ class DeviceTaint:
             said = f"{taint.key}={taint.value}:{taint.effect}"
             return Reach(can=False, already=True, why=f"already withheld by the driver: {said}")
         names = ", ".join(d.device for d in devices)
-        return Reach(can=True, why=f"DRA serves it as {names}")
+        return Reach(can=True, why=f"{names} of {self._driver}")
 
     def _of(self, gpu: GpuRef) -> tuple[SliceDevice, ...]:
         return of_gpu((d for d in self._devices() if d.driver == self._driver), gpu)

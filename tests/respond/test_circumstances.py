@@ -81,7 +81,7 @@ def test_rejected_pods_without_a_fault_mark_nothing() -> None:
 
 
 def test_the_device_is_the_smallest_mark_and_the_drivers_own_is_not_doubled() -> None:
-    found, _ = of_node(Reach(can=True, why="DRA serves it as gpu-3")).look(HERE, [FAULT], Known(), now=1.0, settle=60)
+    found, _ = of_node(Reach(can=True, why="gpu-3 of gpu.nvidia.com")).look(HERE, [FAULT], Known(), now=1.0, settle=60)
     assert means(found) == "device"
     already = of_node(Reach(can=False, already=True, why="already withheld by the driver"))
     found, _ = already.look(HERE, [FAULT], Known(), now=1.0, settle=60)

@@ -235,7 +235,7 @@ async def test_a_server_that_refuses_to_tell_its_versions_is_not_one_without() -
 @pytest.mark.parametrize(
     ("devices", "gpu", "can", "already", "why"),
     [
-        ((device(),), GPU, True, False, "DRA serves it as gpu-3"),
+        ((device(),), GPU, True, False, "gpu-3 of gpu.nvidia.com"),
         ((device(), PART), GPU, True, False, "gpu-3, mig-0"),
         ((device(taints=(BUSY,)), PART), GPU, True, False, "gpu-3, mig-0"),
         ((device(taints=(BUSY,)),), GPU, False, True, "gpu.nvidia.com/xid=79:NoSchedule"),
