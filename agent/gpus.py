@@ -100,6 +100,8 @@ class NodeGpus:
     cuda: str = ""
     """The newest CUDA version of the driver, ``13.0``."""
     gpus: tuple[GpuState, ...] = ()
+    unnamed: tuple[str, ...] = ()
+    """What NVML said of each GPU whose address it did not tell: ``GPU is lost``."""
     error: str = ""
     """``Driver Not Loaded``, ``Driver/library version mismatch``; empty when all went well."""
     code: int | None = None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -39,23 +40,24 @@ CLEARED = ("GpuFaultCleared", "GpuFaultCleared", "MarkRemoved")
 LIMIT_SECONDS = 40.0
 
 
-def life(kubeconfig: str, root: str, node: str, at: int) -> None:
+def life(kubeconfig: str, root: str, node: str, at: str) -> None:
     """From the kernel's records to the mark, and by a person's release back. Ends when all of it is done and told.
 
-    The points are written to the file ``points`` in `root`, one line each.
+    The points are written to the file ``points`` in `root`, one line each: what happens, and for the how many-th time.
+    `at` is the one at which to die; empty: none.
     """
     asyncio.run(_live(kubeconfig, Path(root), node, at))
 
 
-async def _live(kubeconfig: str, root: Path, node: str, at: int) -> None:
+async def _live(kubeconfig: str, root: Path, node: str, at: str) -> None:
     points = os.open(root / "points", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    count = 0
+    counts = Counter[str]()
 
     def point(what: str) -> None:
-        nonlocal count
-        count += 1
-        os.write(points, f"{what}\n".encode())
-        if count == at:
+        counts[what] += 1
+        name = f"{what} #{counts[what]}"
+        os.write(points, f"{name}\n".encode())
+        if name == at:
             os.kill(os.getpid(), signal.SIGKILL)
 
     admin = KubeClient(await login(kubeconfig=kubeconfig))

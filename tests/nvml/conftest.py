@@ -1,0 +1,19 @@
+"""The stand-in, compiled once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.nvml import StandIn, build
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def standin(library: Path, tmp_path: Path) -> StandIn:
+    return StandIn(library, tmp_path)
