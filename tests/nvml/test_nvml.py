@@ -288,12 +288,13 @@ class Immortal:
 async def test_what_cannot_be_killed_is_abandoned_and_no_endless_row_of_them_started(
     standin: StandIn, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("agent.sources.gpus.nvml.GRACE_SECONDS", 0.0)
     source = NvmlSource(environ=standin.environ, monotonic=clock)
     stuck = [Immortal() for _ in range(ABANDONED)]
-    for one in stuck:
-        source._child = one  # type: ignore[assignment]
-        await source._kill()
+    with monkeypatch.context() as patched:
+        patched.setattr("agent.sources.gpus.nvml.GRACE_SECONDS", 0.0)
+        for one in stuck:
+            source._child = one  # type: ignore[assignment]
+            await source._kill()
     assert (source.abandoned, source.stuck) == (ABANDONED, ABANDONED)
     assert await source.read() is None and "stuck in the driver" in source.error and source.pid is None
     stuck[0].returncode = -9  # the driver let it go
