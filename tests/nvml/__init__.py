@@ -14,7 +14,7 @@ HEALTHY_H200 = {
     "0.name": "NVIDIA H200", "0.compute_capability": "9.0", "0.field.230": "0", "0.field.226": "0", "0.field.227": "0",
     "0.rows": "0 0 0 0", "0.ecc": "1", "0.ecc_volatile": "0", "0.ecc_aggregate": "0", "0.sram_threshold_exceeded": "0",
     "0.repair": "0 0", "0.unrepairable": "0", "0.compute_mode": "0", "0.mig": "0", "0.persistence": "1",
-    "0.compute": "", "0.mps": "", "0.graphics": "", "0.memory": f"{143771 << 20} 0", "0.clocks_event_reasons": "0",
+    "0.compute": "", "0.mps": "", "0.graphics": "", "0.memory": f"{143771 << 20} 0", "0.clocks_event_reasons": "1",
     "0.virtualization": "1",
 }  # fmt: skip
 """What a healthy card answered (driver 580.159.04): alone, without NVLink, passed through to a virtual machine."""

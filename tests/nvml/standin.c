@@ -232,9 +232,9 @@ int nvmlDeviceGetSramEccErrorStatus(intptr_t handle, struct sram *out) {
     return number("nvmlDeviceGetSramEccErrorStatus", handle, "sram_threshold_exceeded", &out->exceeded);
 }
 
-struct memory { unsigned long long total, available, used; };
+struct memory { unsigned version; unsigned long long total, reserved, available, used; };
 
-int nvmlDeviceGetMemoryInfo(intptr_t handle, struct memory *out) {
+int nvmlDeviceGetMemoryInfo_v2(intptr_t handle, struct memory *out) {
     char value[VALUE];
     int code = of_gpu("nvmlDeviceGetMemoryInfo", handle, "memory", value);
     if (code == SUCCESS) sscanf(value, "%llu %llu", &out->total, &out->used);
