@@ -5,10 +5,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help setup cluster demo test lint bench fuzz manifests clean
+.PHONY: help setup cluster demo test test-gpu lint bench fuzz manifests clean
 
 help: ## This list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1\t\2/'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1\t\2/'
 
 $(STAMP): pyproject.toml
 	@echo "Setting up $(VENV) (Python packages from PyPI, once) ..."
@@ -33,6 +33,10 @@ lint: $(STAMP) ## Style, types, layers
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache | tail -n 4
+
+test-gpu: $(STAMP) ## On a machine with an NVIDIA GPU and its kernel log, as root (needs nvcc and PyTorch)
+	@$(BIN)/python -m tests.gpu.real_nvml
+	@$(BIN)/python -m tests.gpu.real_xids
 
 bench: $(STAMP) ## The figures of the README, measured here (peers: mtail, ripgrep)
 	@$(BIN)/python -m tests.bench

@@ -21,8 +21,10 @@ from agent import __version__
 from agent.cluster import Cluster
 from agent.config import Choice, Settings, changed
 from agent.detect.rules import RuleError
+from agent.diagnose.gpu_health import against
 from agent.diagnose.placement import node_wide
 from agent.diagnose.workload import Answer, runs_sglang
+from agent.gpus import NodeGpus
 from agent.kube import Login
 from agent.memory import give_back
 from agent.model import ContainerRef, Fault, Plan, Role, Verdict
@@ -40,6 +42,7 @@ from agent.rulebook import Rulebook, load_rulebook
 from agent.sources.cluster.pods import cluster_pods
 from agent.sources.gpus.driver import DriverSource
 from agent.sources.gpus.inventory import read_gpus
+from agent.sources.gpus.nvml import LIBRARY_NOT_FOUND, NvmlSource
 from agent.sources.kernel import KernelLogUnavailable, KernelSource, open_kernel_source, read_boot_id
 from agent.sources.kubelet.addresses import PodAddresses
 from agent.sources.kubelet.checkpoint import CheckpointSource
@@ -64,6 +67,11 @@ CATCH_UP_SECONDS = 1.0
 LOGS_CURE = (
     "Mount the node's /var/log/pods read-only (and what its links lead to) for a user who may read it, "
     "or set logs.root to the kubelet's podLogsDir"
+)
+
+NVML_CURE = (
+    "Look on the node whether `nvidia-smi` answers. A driver that hangs needs the GPU reset or the node rebooted; one "
+    "that was updated needs its kernel module loaded anew"
 )
 
 ALLOCATION_SECONDS = 1.0
@@ -165,6 +173,7 @@ class App:
         self._watched = _Watched()
         if checkpoint := settings.kubelet.checkpoint:
             self._watched.allocations = CheckpointSource(Path(checkpoint))
+        self.nvml = NvmlSource() if settings.gpus.nvml else None
         self._caught_up = False
         self.recoveries = Recoveries(
             self.pipeline,
@@ -172,6 +181,7 @@ class App:
             booted=clock() - time.clock_gettime(time.CLOCK_BOOTTIME),
             catalogue=lambda: self.book.catalogue,
             gpus=lambda: read_gpus(Path(self.settings.gpus.proc)) if self.settings.gpus.proc else None,
+            states=self._read_nvml,
             holds=lambda: Holds(self.settings.recovery.hold_seconds, self.settings.recovery.hold_limit_seconds),
             settled=lambda: self._caught_up,
             clock=clock,
@@ -264,6 +274,7 @@ class App:
                         group.create_task(self._watch_files(), name="watch"),
                         group.create_task(self.recoveries.run(), name="recovery"),
                         group.create_task(self.occupants.run(), name="occupants"),
+                        group.create_task(self._ask_nvml(), name="nvml"),
                     ]
                     if self.cluster is not None:
                         tasks.append(group.create_task(self.cluster.run(), name="cluster"))
@@ -414,6 +425,34 @@ class App:
                 self.pipeline.node(driver.facts, source=str(source.proc))
             else:
                 log.info("the driver's version is not known yet: %s", source.error)
+
+    async def _ask_nvml(self) -> None:
+        """Now and then, for as long as the library is there."""
+        try:
+            while self.nvml is not None:
+                await self._read_nvml()
+                await asyncio.sleep(self.settings.gpus.nvml_seconds)
+        finally:
+            if self.nvml is not None:
+                await self.nvml.close()
+
+    async def _read_nvml(self) -> NodeGpus | None:
+        """One look at the GPUs; None where they cannot be seen."""
+        if (source := self.nvml) is None:
+            return None
+        found = await source.read()
+        if found is not None and found.code == LIBRARY_NOT_FOUND:
+            log.info("NVML is not here: the GPUs' health comes from the kernel log and the driver's files alone")
+            self.nvml = None
+            await source.close()
+        elif source.error:
+            self._is_blind("nvml", source.error, NVML_CURE)
+        else:
+            self._sees("nvml")
+        if found is None or found.error:
+            return None
+        self.recoveries.told(found)
+        return found
 
     async def _ask_servers(self) -> None:
         async with aclosing(self._servers.answers()) as answers:
@@ -673,6 +712,8 @@ class App:
         if (feed := self.occupants.feed) is not None:
             self._metrics.total(m.SOURCE_ERRORS, feed.errors, source="pods")
             self._metrics.set(m.SOURCE_BLIND, 1 if feed.error else 0, source="pods")
+        if self.nvml is not None:
+            self._measure_nvml(self.nvml)
         if self.cluster is not None:
             self._measure_cluster(self.cluster)
         self._metrics.total(m.LOG_BYTES, pipeline.log_bytes)
@@ -681,6 +722,17 @@ class App:
         self._metrics.set(m.STORE_DURABLE, 1 if self.store.durable else 0)
         self._metrics.set(m.STORE_PENDING, self.store.pending)
         self._metrics.total(m.STORE_DROPPED, self.store.dropped)
+
+    def _measure_nvml(self, nvml: NvmlSource) -> None:
+        self._metrics.total(m.SOURCE_ERRORS, nvml.errors, source="nvml")
+        self._metrics.set(m.SOURCE_LAST_READ, nvml.last_read or 0, source="nvml")
+        self._metrics.total(m.NVML_HANGS, nvml.hangs)
+        self._metrics.set(m.NVML_STUCK, nvml.stuck)
+        if nvml.last is not None:
+            states = Counter("lost" if g.lost else "unwell" if against(g) else "ok" for g in nvml.last.gpus)
+            for state in ("ok", "unwell", "lost"):
+                extra = len(nvml.last.unnamed) if state == "lost" else 0
+                self._metrics.set(m.GPUS, states[state] + extra, state=state)
 
     def _measure_cluster(self, cluster: Cluster) -> None:
         self._metrics.set(m.SOURCE_BLIND, 1 if cluster.responder.error else 0, source="cluster")

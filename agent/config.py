@@ -192,6 +192,10 @@ class GpusSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     proc: Annotated[str, Meta(description="Directory of the driver's own files; empty: not read.")] = (
         "/proc/driver/nvidia"
     )
+    nvml: Annotated[
+        bool, Meta(description="Ask NVML for the GPUs' health, in a process of its own, where its library is there.")
+    ] = True
+    nvml_seconds: Annotated[float, Meta(ge=5, description="How often NVML is asked.", extra=_LIVE)] = 60.0
 
 
 class SglangSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

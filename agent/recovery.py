@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
 from agent.detect.catalogue import Catalogue
 from agent.diagnose.recovery import Proofs, hold_for, recovered
 from agent.diagnose.release import released
+from agent.gpus import NodeGpus
 from agent.model import PciAddress
 from agent.pipeline import Pipeline
 
@@ -38,16 +39,34 @@ class Recoveries:
         booted: float | None,
         catalogue: Callable[[], Catalogue],
         gpus: Callable[[], Mapping[PciAddress, str] | None],
+        states: Callable[[], Awaitable[NodeGpus | None]],
         holds: Callable[[], Holds],
         settled: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
-        """`gpus` is the driver's list; it is called in a thread. `settled`: the kernel log was read to its end once."""
+        """`gpus` is the driver's list; it is called in a thread. `states` asks NVML, under a deadline of its own.
+
+        `settled`: the kernel log was read to its end once.
+        """
         self.states: dict[str, str] = {}
         """Why each accusing fault is not over yet, by its id."""
         self._pipeline, self._boot, self._booted = pipeline, boot, booted
         self._catalogue, self._gpus, self._holds, self._settled, self._clock = catalogue, gpus, holds, settled, clock
+        self._states = states
+        self._asked: set[str] = set()
+        """UUIDs of GPUs for which NVML told a recovery action."""
+        self._calm: dict[str, float] = {}
+        """Since when it tells none any more."""
         self._wake = asyncio.Event()
+
+    def told(self, gpus: NodeGpus) -> None:
+        """What NVML says now: remembers for which GPUs the driver asks for something."""
+        for gpu in gpus.gpus:
+            if gpu.recovery_action:
+                self._asked.add(gpu.uuid)
+                self._calm.pop(gpu.uuid, None)
+            elif gpu.recovery_action == 0 and gpu.uuid in self._asked:
+                self._calm.setdefault(gpu.uuid, gpus.at)
 
     def wake(self) -> None:
         self._wake.set()
@@ -67,11 +86,20 @@ class Recoveries:
             self.states = {}
             return None
         gpus = await asyncio.to_thread(self._gpus)
+        found = await self._states()
+        if found is not None:
+            self.told(found)
         if not self._settled():
             return LOOK_SECONDS  # a record that is still to be read may be of this very fault
         now, core = self._clock(), self._pipeline.diagnostician
         proofs = Proofs(
-            now=now, boot=self._boot, booted=self._booted, driver_loaded=self._pipeline.driver_loaded, gpus=gpus
+            now=now,
+            boot=self._boot,
+            booted=self._booted,
+            driver_loaded=self._pipeline.driver_loaded,
+            gpus=gpus,
+            states=found.gpus if found is not None else (),
+            calm=dict(self._calm),
         )
         recoveries, holds = self._catalogue().recoveries, self._holds()
         over: dict[str, str] = {}
@@ -80,13 +108,13 @@ class Recoveries:
         for fault in [f for f in core.faults if f.accuses]:
             word = recoveries.get(fault.recovery)
             hold = hold_for(fault, core.faults, hold=holds.usual, limit=holds.longest)
-            found = recovered(fault, proofs, proof=word.proof if word is not None else "service", hold=hold)
-            if found.state == "proved":
-                over[fault.id] = found.why
+            end = recovered(fault, proofs, proof=word.proof if word is not None else "service", hold=hold)
+            if end.state == "proved":
+                over[fault.id] = end.why
             else:
-                states[fault.id] = found.why
-                if found.until is not None:
-                    next_look = min(next_look, max(found.until - now, 1.0))
+                states[fault.id] = end.why
+                if end.until is not None:
+                    next_look = min(next_look, max(end.until - now, 1.0))
         self.states = states
         if over:
             self._pipeline.end(over, at=now)

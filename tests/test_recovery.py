@@ -1,10 +1,12 @@
 """Faults that end, through the pipeline and its store: proved by the node, released by a person, never while unread."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agent.model import Fault
+from agent.gpus import GpuState, NodeGpus
+from agent.model import Fault, parse_pci
 from agent.pipeline import NullListener, Pipeline
 from agent.recovery import Holds, Recoveries
 from agent.report.store import Store, decode_all
@@ -29,6 +31,7 @@ class Agent:
 
     def __init__(self, root: Path, *, boot: str = "b1", now: float = 1000.0) -> None:
         self.now, self.settled, self.boot = now, True, boot
+        self.nvml: NodeGpus | None = None
         self.store = Store.open(root / "state", clock=lambda: self.now, max_bytes=1 << 24)
         self.pipeline = Pipeline(
             load_rulebook([]),
@@ -41,9 +44,12 @@ class Agent:
         self.cursor, _ = self.pipeline.restore()
         self.recoveries = Recoveries(
             self.pipeline, boot=boot, booted=now - 10, catalogue=lambda: self.pipeline.book.catalogue,
-            gpus=lambda: read_gpus(root / "proc"), holds=lambda: Holds(600.0, 86400.0), settled=lambda: self.settled,
-            clock=lambda: self.now,
+            gpus=lambda: read_gpus(root / "proc"), states=self.read, holds=lambda: Holds(600.0, 86400.0),
+            settled=lambda: self.settled, clock=lambda: self.now,
         )  # fmt: skip
+
+    async def read(self) -> NodeGpus | None:
+        return self.nvml
 
     def record(self, seq: int, text: str) -> None:
         record = KernelRecord(seq=seq, usec=0, facility=0, level=4, text=text, boot_id=self.boot, time=self.now)
@@ -144,3 +150,58 @@ def test_no_list_is_not_an_empty_list(tmp_path: Path) -> None:
     assert read_gpus(tmp_path / "none") is None
     (tmp_path / "gpus").mkdir()
     assert read_gpus(tmp_path) == {}
+
+
+def state(at: float, **changes: Any) -> NodeGpus:
+    pci = parse_pci("0000:5d:00")
+    assert pci is not None
+    return NodeGpus(at=at, gpus=(GpuState(pci=pci, uuid=UUID, **({"recovery_action": 0} | changes)),))
+
+
+async def test_that_the_driver_asks_for_nothing_any_more_ends_a_fault_only_where_it_had_asked(tmp_path: Path) -> None:
+    information(tmp_path)
+    agent = Agent(tmp_path)
+    agent.record(1, f"NVRM: GPU at PCI:0000:5d:00: {UUID}")
+    agent.record(2, XID)
+    agent.now, agent.nvml = 1100.0, state(1100.0)
+    await agent.recoveries.look()
+    agent.now, agent.nvml = 5000.0, state(5000.0)
+    await agent.recoveries.look()
+    assert len(agent.faults) == 1, "it never asked for anything: its silence is no proof"
+    agent.now, agent.nvml = 6000.0, state(6000.0, recovery_action=1)
+    await agent.recoveries.look()
+    agent.now, agent.nvml = 7000.0, state(7000.0)
+    await agent.recoveries.look()
+    assert "asks for none now (NVML); quiet" in agent.recoveries.states[agent.faults[0].id]
+    agent.now, agent.nvml = 7700.0, state(7700.0)
+    await agent.recoveries.look()
+    assert agent.faults == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"remap_pending": True}, "a memory row waits to be remapped"),
+        ({"remap_failed": True}, "the card is to be replaced"),
+        ({"recovery_action": 2}, "the driver asks for a reboot of the node"),
+        ({"lost": "GPU is lost", "recovery_action": None}, "it does not answer: GPU is lost"),
+        ({"channel_repair_pending": True}, "a memory channel waits"),
+        ({"unrepairable_memory": True}, "cannot be repaired"),
+    ],
+)
+async def test_what_nvml_says_against_a_gpu_keeps_its_fault_open(
+    tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    information(tmp_path)
+    agent = Agent(tmp_path)
+    agent.record(1, f"NVRM: GPU at PCI:0000:5d:00: {UUID}")
+    agent.record(2, XID)
+    agent.now = 2000.0
+    agent.record(3, LOADED)
+    agent.now, agent.nvml = 9000.0, state(9000.0, **changes)
+    await agent.recoveries.look()
+    assert "by NVML: " in agent.recoveries.states[agent.faults[0].id]
+    assert says in agent.recoveries.states[agent.faults[0].id]
+    agent.nvml = state(9001.0, recovery_action=None)  # a driver that does not know the field
+    await agent.recoveries.look()
+    assert agent.faults == []

@@ -16,6 +16,7 @@ COMMANDS = {
     "run": "Run the agent on this node.",
     "explain": "Explain logs that you hand in.",
     "doctor": "Can this node's sources be read, and what is missing?",
+    "gpus": "This node's GPUs: what the driver and NVML say of each.",
     "release": "Say that a fault is over, so that its mark falls.",
     "rules": "List, show and check the rules.",
     "xid": "What an Xid code means and what it leads to.",

@@ -7,10 +7,12 @@ GPU must be there again, and then it must stay quiet for the hold time. What can
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from agent.detect.catalogue import Proof
+from agent.diagnose.gpu_health import against
+from agent.gpus import GpuState
 from agent.model import Fault, PciAddress, Scope, Severity
 
 FLAPPING_SECONDS = 86400.0
@@ -30,6 +32,10 @@ class Proofs:
     """When the driver was last seen to be loaded, by the kernel log."""
     gpus: Mapping[PciAddress, str] | None = None
     """The driver's own list: UUID by address, empty where it does not tell it. None: the list cannot be read."""
+    states: tuple[GpuState, ...] = ()
+    """What NVML says of each GPU now; empty where it cannot be asked."""
+    calm: Mapping[str, float] = field(default_factory=dict)
+    """By UUID, since when the driver asks for no recovery action any more, of GPUs for which it had asked (NVML)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,9 +72,12 @@ def recovered(fault: Fault, proofs: Proofs, *, proof: Proof, hold: float) -> Rec
     if proof == "service":
         return Recovery(state="open", why="only other hardware, or a person's release, ends this fault")
 
-    done, since = _happened(fault, proofs, proof)
+    state = _state_of(fault, proofs)
+    done, since = _happened(fault, proofs, proof, state)
     if since is None:
         return Recovery(state="open", why=done)
+    if state is not None and (why := against(state)):
+        return Recovery(state="open", why=f"{done}, but by NVML: {why}")
     if fault.scope is Scope.GPU:
         if proofs.gpus is None:
             return Recovery(state="open", why=f"{done}, but the driver's list of GPUs cannot be read")
@@ -84,7 +93,14 @@ def recovered(fault: Fault, proofs: Proofs, *, proof: Proof, hold: float) -> Rec
     return Recovery(state="proved", why=f"{done}, and nothing was seen of it for {hold:g} s")
 
 
-def _happened(fault: Fault, proofs: Proofs, proof: Proof) -> tuple[str, float | None]:
+def _state_of(fault: Fault, proofs: Proofs) -> GpuState | None:
+    """The faulted GPU itself: by its UUID wherever it is now, else by its address."""
+    pci, uuid = fault.gpu.pci, fault.gpu.uuid
+    found = [s for s in proofs.states if s.uuid == uuid] if uuid else [s for s in proofs.states if s.pci == pci]
+    return found[0] if fault.scope is Scope.GPU and found else None
+
+
+def _happened(fault: Fault, proofs: Proofs, proof: Proof, state: GpuState | None) -> tuple[str, float | None]:
     """What was needed and happened, and when; or what is still waited for, and None."""
     rebooted = bool(fault.boot) and bool(proofs.boot) and fault.boot != proofs.boot
     if rebooted:
@@ -94,6 +110,10 @@ def _happened(fault: Fault, proofs: Proofs, proof: Proof) -> tuple[str, float | 
     loaded, last = proofs.driver_loaded, fault.last_seen
     if proof == "reset" and loaded is not None and last is not None and loaded > last:
         return "the driver was loaded anew", loaded
+    # That it asks for nothing is a proof only where it asked before: not every fault makes it ask.
+    calm = proofs.calm.get(state.uuid) if state is not None and state.recovery_action == 0 else None
+    if proof == "reset" and calm is not None and last is not None and calm > last:
+        return "the driver had asked for a recovery action and asks for none now (NVML)", calm
     return "the GPU was not reset since, as far as the driver and the kernel log tell", None
 
 

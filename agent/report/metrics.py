@@ -25,7 +25,7 @@ PREFIX = "faultline_"
 OTHER = "other"
 """What a value that is on no list is counted as."""
 
-SOURCES = ("kernel", "logs", "kubelet", "servers", "pods", "cluster")
+SOURCES = ("kernel", "logs", "kubelet", "servers", "pods", "cluster", "nvml")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +146,21 @@ KERNEL_FOREIGN = MetricSpec(
     kind="counter",
     meaning="Kernel-log records that programs wrote there (facility other than 0). They accuse no GPU.",
 )
+GPUS = MetricSpec(
+    name="faultline_gpus", kind="gauge",
+    meaning="GPUs by what NVML says of them: nothing against them, something, or that they do not answer.",
+    labels=(Label(name="state", values=("ok", "unwell", "lost")),),
+)  # fmt: skip
+NVML_HANGS = MetricSpec(
+    name="faultline_nvml_hangs_total",
+    kind="counter",
+    meaning="Times that NVML did not answer in time and the process that asked it was replaced.",
+)
+NVML_STUCK = MetricSpec(
+    name="faultline_nvml_stuck_processes",
+    kind="gauge",
+    meaning="Processes that asked NVML and cannot be killed: the driver holds them.",
+)
 LOG_BYTES = MetricSpec(
     name="faultline_log_read_bytes_total", kind="counter", unit="bytes", meaning="Bytes read from container logs."
 )
@@ -219,7 +234,7 @@ DETECTION = MetricSpec(
 METRICS: tuple[MetricSpec, ...] = (
     BUILD, CONFIG, SIGNALS, RULE_SIGNALS, XID_RECORDS, SIGNALS_SUPPRESSED, FAULTS_OPEN, FAULTS_TOTAL, FAILURES,
     VERDICTS, PLANS, PLANS_WITHHELD, SOURCE_LAST_READ, SOURCE_LOST, SOURCE_ERRORS, SOURCE_BLIND, KERNEL_FOREIGN,
-    LOG_BYTES, LOG_FILES, CAPTURE_TIMEOUTS, RULES_LOADED, RULES_RELOAD_ERRORS,
+    GPUS, NVML_HANGS, NVML_STUCK, LOG_BYTES, LOG_FILES, CAPTURE_TIMEOUTS, RULES_LOADED, RULES_RELOAD_ERRORS,
     INTERNAL_ERRORS, STORE_ERRORS, STORE_DURABLE,
     STORE_PENDING, STORE_DROPPED, EVENTS, EVENTS_PENDING, EVENTS_DROPPED, MARK, API_REQUESTS, DETECTION,
 )  # fmt: skip

@@ -66,7 +66,8 @@ async def test_a_healthy_card(source: NvmlSource) -> None:
             remapped_correctable=0, remapped_uncorrectable=0, ecc=True, ecc_volatile=0, ecc_aggregate=0,
             sram_threshold_exceeded=False, channel_repair_pending=False, tpc_repair_pending=False,
             unrepairable_memory=False, compute_mode="default", mig=False, persistence=True, processes=(),
-            memory_total=143771 << 20, memory_used=0, nvlinks={}, fabric="not_supported", clocks_event_reasons=("gpu_idle",),
+            memory_total=143771 << 20, memory_used=0, nvlinks={}, fabric="not_supported",
+            clocks_event_reasons=("gpu_idle",),
             unknown={"retired_pages": "Not Supported", "retired_pending": "Not Supported"},
         ),
     )  # fmt: skip

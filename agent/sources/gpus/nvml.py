@@ -31,6 +31,9 @@ ABANDONED = 4
 
 ANSWER_BYTES = 1 << 20
 
+LIBRARY_NOT_FOUND = 12
+"""NVML's number where there is no ``libnvidia-ml.so.1``: no driver's files in this container, or no driver."""
+
 
 class _Answer(msgspec.Struct, frozen=True):
     id: int
