@@ -37,6 +37,7 @@ lint: $(STAMP) ## Style, types, layers
 test-gpu: $(STAMP) ## On a machine with an NVIDIA GPU and its kernel log, as root (needs nvcc and PyTorch)
 	@$(BIN)/python -m tests.gpu.real_nvml
 	@$(BIN)/python -m tests.gpu.real_xids
+	@$(BIN)/python -m tests.gpu.real_cost
 
 bench: $(STAMP) ## The figures of the README, measured here (peers: mtail, ripgrep)
 	@$(BIN)/python -m tests.bench

@@ -41,11 +41,10 @@ class Child:
         found: dict[str, Any] = answer["gpus"]
         return found
 
-    def rss(self) -> float:
+    def memory(self) -> str:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
-        found = re.search(r"VmRSS:\s+(\d+)", status)
-        assert found is not None
-        return int(found[1]) / 1024
+        kinds = {name: int(kb) / 1024 for name, kb in re.findall(r"(VmRSS|RssAnon|RssFile):\s+(\d+)", status)}
+        return ", ".join(f"{name} {mib:.1f} MiB" for name, mib in kinds.items())
 
 
 def spread(milliseconds: list[float]) -> str:
@@ -72,7 +71,7 @@ def main() -> int:
     child = Child()
     idle = child.read()
     print("idle:", json.dumps(idle))
-    print("reads:", spread(timed(child.read, 200)), f"memory {child.rss():.1f} MiB")
+    print("reads:", spread(timed(child.read, 200)), child.memory())
     print("stand-in:", json.dumps(HEALTHY_H200))
     uuid = idle["gpus"][0]["uuid"]
     print("probe:", probed(uuid), spread(timed(lambda: probed(uuid), 10)))

@@ -58,6 +58,7 @@ def _measure(root: Path) -> int:
         "verdicts": [{k: v[k] for k in ("rule", "component", "action", "gpu", "xids")} for v in verdicts],
         "plans": [{k: p[k] for k in ("action", "target", "withheld")} for p in plans],
         "kernel": [line for line in metrics.splitlines() if "source=\"kernel\"" in line and "bucket" not in line],
+        "nvml": [line for line in metrics.splitlines() if line.startswith(("faultline_gpus", "faultline_nvml"))],
         "latency_ms": _latency(metrics),
         "agent": usage,
         "agent_log": log.splitlines()[-6:],

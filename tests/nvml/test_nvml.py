@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent.gpus import GpuProcess, GpuState, MigInstance, NodeGpus
@@ -20,6 +22,7 @@ from agent.sources.gpus.nvml import ABANDONED, NvmlSource
 from tests.nvml import StandIn
 
 PCI = PciAddress("0000:00:06")
+PROOF = Path(__file__).parents[2] / "docs" / "proof" / "h200-nvml.txt"
 UUID = "GPU-11111111-2222-3333-4444-555555555555"
 
 
@@ -337,3 +340,10 @@ async def test_the_child_is_small_and_ends_with_the_agent(standin: StandIn) -> N
     async with asyncio.timeout(5):
         while status.exists() and "State:\tZ" not in status.read_text():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
+
+
+async def test_the_healthy_card_of_the_stand_in_is_the_real_one(source: NvmlSource) -> None:
+    """`docs/proof` has what the same child read from a real H200 (`make test-gpu`)."""
+    (line,) = (text for text in PROOF.read_text().splitlines() if text.startswith("idle: "))
+    real = msgspec.json.decode(line.removeprefix("idle: "), type=NodeGpus)
+    assert await looked(source) == dataclasses.replace(real, at=source.last_read or 0.0)
