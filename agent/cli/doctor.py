@@ -28,8 +28,9 @@ def command(file: Path | None, overrides: dict[str, Any], form: str) -> None:
     import asyncio
 
     from agent.config import ConfigError, load_settings
-    from agent.doctor import Probes, as_json, as_text, run_checks, worst
+    from agent.doctor import Check, Probes, as_json, as_text, run_checks, worst
     from agent.doctor_cluster import cluster_checks
+    from agent.doctor_gpus import gpu_checks
     from agent.rulebook import load_rulebook
 
     try:
@@ -38,7 +39,11 @@ def command(file: Path | None, overrides: dict[str, Any], form: str) -> None:
         raise Unusable(str(error)) from None
     folders = [Path(p) for p in settings.rules_dirs]
     checks = run_checks(settings, probes=Probes(load_rules=lambda: len(load_rulebook(folders, thorough=True).rules)))
-    checks += asyncio.run(cluster_checks(settings))
+
+    async def asked() -> list[Check]:
+        return [*await gpu_checks(settings), *await cluster_checks(settings)]
+
+    checks += asyncio.run(asked())
     if form == "json":
         click.echo(as_json(checks))
     else:

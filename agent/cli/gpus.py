@@ -57,7 +57,7 @@ def command(proc: str, form: str) -> None:
     """
     shown = asyncio.run(_look(Path(proc)))
     if not shown.gpus and not shown.unnamed:
-        raise Unusable(f"no GPU: {proc} lists none, and NVML says: {shown.nvml or 'none'}")
+        raise Unusable(f"no GPU: {proc} lists none; {shown.nvml or 'NVML tells of none'}")
     if form == "json":
         click.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
     else:

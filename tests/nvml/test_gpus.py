@@ -15,8 +15,10 @@ import pytest
 from agent.app import App
 from agent.config import GpusSettings
 from agent.diagnose.gpu_health import RECOVERY_ACTIONS, against, findings
+from agent.doctor_gpus import gpu_checks
 from agent.gpus import GpuState
 from agent.model import PciAddress
+from agent.sources.gpus.nvml import NvmlSource
 from tests.nvml import StandIn
 from tests.test_app import running, settings
 from tests.test_story import until
@@ -173,3 +175,18 @@ async def test_where_the_library_is_not_nothing_is_asked_again(tmp_path: Path, m
     async with running(app):
         await until(lambda: app.nvml is None, what="given up")
         assert app.samples()['faultline_source_blind{source="nvml"}'] == 0 and app.events() == ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "status", "says"),
+    [
+        ({}, "ok", "driver 580.159.04; 1 GPU"),
+        ({"0.field.230": "2"}, "warn", "0000:00:06: the driver asks for a reboot of the node"),
+        ({"init": "!9"}, "warn", "NVML: Driver Not Loaded"),
+    ],
+)
+async def test_the_doctor(standin: StandIn, tmp_path: Path, changes: dict[str, str], status: str, says: str) -> None:
+    standin.change(changes)
+    (check,) = await gpu_checks(settings(tmp_path), source=NvmlSource(environ=standin.environ))
+    assert (check.name, check.status) == ("nvml", status) and says in check.seen
+    assert await gpu_checks(settings(tmp_path, gpus=GpusSettings(nvml=False))) == []
