@@ -43,6 +43,7 @@ from agent.sources.cluster.pods import cluster_pods
 from agent.sources.gpus.driver import DriverSource
 from agent.sources.gpus.inventory import read_gpus
 from agent.sources.gpus.nvml import LIBRARY_NOT_FOUND, NvmlSource
+from agent.sources.gpus.probe import Probe
 from agent.sources.kernel import KernelLogUnavailable, KernelSource, open_kernel_source, read_boot_id
 from agent.sources.kubelet.addresses import PodAddresses
 from agent.sources.kubelet.checkpoint import CheckpointSource
@@ -182,6 +183,7 @@ class App:
             catalogue=lambda: self.book.catalogue,
             gpus=lambda: read_gpus(Path(self.settings.gpus.proc)) if self.settings.gpus.proc else None,
             states=self._read_nvml,
+            probe=Probe().run if settings.recovery.probe else None,
             holds=lambda: Holds(self.settings.recovery.hold_seconds, self.settings.recovery.hold_limit_seconds),
             settled=lambda: self._caught_up,
             clock=clock,

@@ -278,6 +278,13 @@ class RecoverySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
             extra=_LIVE,
         ),
     ] = 60.0
+    probe: Annotated[
+        bool,
+        Meta(
+            description="As the last proof, make a CUDA context on a GPU that nobody uses: some 500 MiB of it for "
+            "under a second. Needs NVML and CUDA's driver library in the container.",
+        ),
+    ] = False
 
 
 class DraSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

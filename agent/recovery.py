@@ -9,11 +9,12 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from agent.detect.catalogue import Catalogue
-from agent.diagnose.recovery import Proofs, hold_for, recovered
+from agent.diagnose.recovery import Proofs, Recovery, hold_for, recovered, with_context, without_probe
 from agent.diagnose.release import released
 from agent.gpus import NodeGpus
-from agent.model import PciAddress
+from agent.model import Fault, PciAddress, Scope
 from agent.pipeline import Pipeline
+from agent.sources.gpus.probe import Probed
 
 log = logging.getLogger("faultline")
 
@@ -40,19 +41,21 @@ class Recoveries:
         catalogue: Callable[[], Catalogue],
         gpus: Callable[[], Mapping[PciAddress, str] | None],
         states: Callable[[], Awaitable[NodeGpus | None]],
+        probe: Callable[[str], Awaitable[Probed]] | None = None,
         holds: Callable[[], Holds],
         settled: Callable[[], bool],
         clock: Callable[[], float],
     ) -> None:
         """`gpus` is the driver's list; it is called in a thread. `states` asks NVML, under a deadline of its own.
 
+        `probe` tries a CUDA context on the GPU of a UUID; None where that is not allowed.
         `settled`: the kernel log was read to its end once.
         """
         self.states: dict[str, str] = {}
         """Why each accusing fault is not over yet, by its id."""
         self._pipeline, self._boot, self._booted = pipeline, boot, booted
         self._catalogue, self._gpus, self._holds, self._settled, self._clock = catalogue, gpus, holds, settled, clock
-        self._states = states
+        self._states, self._probe = states, probe
         self._asked: set[str] = set()
         """UUIDs of GPUs for which NVML told a recovery action."""
         self._calm: dict[str, float] = {}
@@ -110,6 +113,8 @@ class Recoveries:
             hold = hold_for(fault, core.faults, hold=holds.usual, limit=holds.longest)
             end = recovered(fault, proofs, proof=word.proof if word is not None else "service", hold=hold)
             if end.state == "proved":
+                end = await self._probed(fault, end, found)
+            if end.state == "proved":
                 over[fault.id] = end.why
             else:
                 states[fault.id] = end.why
@@ -119,6 +124,17 @@ class Recoveries:
         if over:
             self._pipeline.end(over, at=now)
         return next_look
+
+    async def _probed(self, fault: Fault, end: Recovery, found: NodeGpus | None) -> Recovery:
+        """The last proof, where it is allowed: a CUDA context on that GPU."""
+        if self._probe is None or fault.scope is not Scope.GPU or not (uuid := fault.gpu.uuid):
+            return end
+        state = next((g for g in found.gpus if g.uuid == uuid), None) if found is not None else None
+        holders = self._pipeline.diagnostician.holders(uuid)
+        if (without := without_probe(end, state, holders=[str(h) for h in holders])) is not None:
+            return without
+        probed = await self._probe(uuid)
+        return with_context(end, works=probed.ok is True, says=probed.says)
 
     def release(self, asked: str) -> None:
         """Ends the faults that a person names."""

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
-from agent.gpus import GpuState, NodeGpus
-from agent.model import Fault, parse_pci
+from agent.gpus import GpuProcess, GpuState, NodeGpus
+from agent.model import Allocation, ContainerRef, Fault, parse_pci
 from agent.pipeline import NullListener, Pipeline
 from agent.recovery import Holds, Recoveries
 from agent.report.store import Store, decode_all
 from agent.rulebook import load_rulebook
 from agent.sources.gpus.inventory import parse_uuid, read_gpus
+from agent.sources.gpus.probe import Probed
 from agent.sources.kernel import KernelRecord
 
 UUID = "GPU-44444444-aaaa-bbbb-cccc-000000000005"
@@ -205,3 +206,53 @@ async def test_what_nvml_says_against_a_gpu_keeps_its_fault_open(
     agent.nvml = state(9001.0, recovery_action=None)  # a driver that does not know the field
     await agent.recoveries.look()
     assert agent.faults == []
+
+
+async def ready_to_end(tmp_path: Path, probed: Probed, **changes: Any) -> tuple[Agent, list[str]]:
+    """A fault whose other proofs are all there, and the UUIDs that were probed for it."""
+    information(tmp_path)
+    agent, asked = Agent(tmp_path), []
+
+    async def probe(uuid: str) -> Probed:
+        asked.append(uuid)
+        return probed
+
+    agent.recoveries._probe = probe
+    agent.record(1, f"NVRM: GPU at PCI:0000:5d:00: {UUID}")
+    agent.record(2, XID)
+    agent.now = 2000.0
+    agent.record(3, LOADED)
+    agent.now, agent.nvml = 9000.0, state(9000.0, **({"processes": ()} | changes))
+    return agent, asked
+
+
+async def test_a_context_that_works_is_the_last_proof(tmp_path: Path) -> None:
+    agent, asked = await ready_to_end(tmp_path, Probed(ok=True, ms=200.0))
+    await agent.recoveries.look()
+    assert agent.faults == [] and asked == [UUID]
+    (over,) = (f.over for f in agent.pipeline.diagnostician.faults if not f.open)
+    assert over.endswith("and a CUDA context was made on it in 200 ms, and memory written and read")
+
+
+@pytest.mark.parametrize("ok", [False, None])
+async def test_a_context_that_fails_or_cannot_be_tried_keeps_the_fault_open(tmp_path: Path, ok: bool | None) -> None:
+    agent, asked = await ready_to_end(tmp_path, Probed(ok=ok, call="cuCtxCreate", name="busy", code=46))
+    await agent.recoveries.look()
+    assert asked == [UUID] and "but a CUDA context" in agent.recoveries.states[agent.faults[0].id]
+
+
+async def test_nobodys_work_is_disturbed_by_a_probe(tmp_path: Path) -> None:
+    agent, asked = await ready_to_end(tmp_path, Probed(ok=True), processes=None)
+    await agent.recoveries.look()
+    assert "NVML does not tell who uses it" in agent.recoveries.states[agent.faults[0].id]
+    agent.nvml = None
+    await agent.recoveries.look()
+    assert len(agent.faults) == 1
+    pod = ContainerRef(namespace="llm", pod="p", uid="u", container="sglang")
+    agent.pipeline.held([Allocation(container=pod, devices=(UUID,), since=1.0)])
+    agent.nvml = state(9000.0, processes=())
+    await agent.recoveries.look()
+    assert "llm/p/sglang holds it" in agent.recoveries.states[agent.faults[0].id]
+    agent.nvml = state(9000.0, processes=(GpuProcess(pid=1),))
+    await agent.recoveries.look()
+    assert agent.faults == [] and asked == [], "a program computes on it: a context works"

@@ -65,7 +65,7 @@ def blame(
         if f.severity is Severity.APP and set(f.xids) & set(rule.xids) and _near(f, failure, APPLICATION_SECONDS)
     ]
     named = _named_in_text(failure)
-    devices = {_parent(d) for d in held.devices} if held is not None else None
+    devices = {parent_of(d) for d in held.devices} if held is not None else None
     if kernel_read:
         checked.append(f"kernel log: {_count(accusing)} that would explain this")
     seen = _seen(failure, accusing) if devices is None else None
@@ -163,7 +163,7 @@ def _comparable(device: str) -> bool:
     return device.startswith("GPU-") or parse_pci(device) is not None
 
 
-def _parent(device: str) -> str:
+def parent_of(device: str) -> str:
     """The GPU of an old MIG id, `MIG-GPU-<uuid>/<gi>/<ci>`; any other id as it is."""
     return device.removeprefix("MIG-").partition("/")[0] if device.startswith("MIG-GPU-") else device
 

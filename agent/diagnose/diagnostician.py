@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from agent.diagnose.advice import Advice
-from agent.diagnose.correlate import blame
+from agent.diagnose.correlate import blame, parent_of
 from agent.diagnose.failures import FailureChange, FailureLog
 from agent.diagnose.faults import FaultLedger
 from agent.diagnose.image import DERIVED, IMAGE_FACTS, NODE_FACTS, NODE_TEXT, ImageTable, derived, settle
@@ -108,6 +108,11 @@ class Diagnostician:
         if changes:
             self._judge(changes, self.log.failures)
         return changes
+
+    def holders(self, uuid: str) -> tuple[ContainerRef, ...]:
+        """The containers that hold this GPU now, or a part of it."""
+        now = [a for a in self._allocations.values() if a.until is None]
+        return tuple(a.container for a in now if uuid in {parent_of(d) for d in a.devices})
 
     def held(self, allocations: Iterable[Allocation]) -> Changes:
         """What containers hold now; failures of those whose devices were not known so are judged again.

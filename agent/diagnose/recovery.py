@@ -6,7 +6,7 @@ GPU must be there again, and then it must stay quiet for the hold time. What can
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -91,6 +91,25 @@ def recovered(fault: Fault, proofs: Proofs, *, proof: Proof, hold: float) -> Rec
     if proofs.now < until or proofs.now < last:  # a clock that was set back proves nothing
         return Recovery(state="waiting", why=f"{done}; quiet until the hold time has passed", until=until)
     return Recovery(state="proved", why=f"{done}, and nothing was seen of it for {hold:g} s")
+
+
+def without_probe(end: Recovery, state: GpuState | None, *, holders: Sequence[str]) -> Recovery | None:
+    """What holds where a CUDA context is asked for as the last proof and none need or may be tried; None: try one.
+
+    A GPU that a program computes on has a context. One that a container holds without that is not touched.
+    """
+    if state is None or state.processes is None:
+        return Recovery(state="open", why=f"{end.why}, but no CUDA context was tried: NVML does not tell who uses it")
+    if state.processes:
+        return end
+    if holders:
+        return Recovery(state="open", why=f"{end.why}, but no CUDA context was tried: {', '.join(holders)} holds it")
+    return None
+
+
+def with_context(end: Recovery, *, works: bool, says: str) -> Recovery:
+    """The recovery after a CUDA context was tried; `says` is how that went."""
+    return Recovery(state="proved" if works else "open", why=f"{end.why}, {'and' if works else 'but'} {says}")
 
 
 def _state_of(fault: Fault, proofs: Proofs) -> GpuState | None:

@@ -1,4 +1,4 @@
-"""A stand-in for the NVIDIA driver's library, with the state that a test gives it."""
+"""Stand-ins for the NVIDIA driver's libraries, with the state that a test gives them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-SOURCE = Path(__file__).with_name("standin.c")
+LIBRARIES = {"standin.c": "libnvidia-ml.so.1", "cuda.c": "libcuda.so.1"}
 
 HEALTHY_H200 = {
     "count": "1", "driver": "580.159.04", "cuda": "13000",
@@ -21,24 +21,25 @@ HEALTHY_H200 = {
 
 
 def build(folder: Path) -> Path:
-    """The stand-in as a library in the folder. Raises RuntimeError where it does not compile."""
+    """The stand-ins as libraries in the folder, which it gives back. Raises RuntimeError where they do not compile."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None:
-        raise RuntimeError("the stand-in for NVML needs a C compiler (Debian: gcc, libc6-dev)")
-    library = folder / "libnvidia-ml.so.1"
-    command = [compiler, "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", str(library), str(SOURCE)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise RuntimeError(done.stderr)
-    return library
+        raise RuntimeError("the stand-ins for NVIDIA's libraries need a C compiler (Debian: gcc, libc6-dev)")
+    for source, library in LIBRARIES.items():
+        made, from_ = str(folder / library), str(Path(__file__).with_name(source))
+        command = [compiler, "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-o", made, from_]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(done.stderr)
+    return folder
 
 
 class StandIn:
-    """The library with a state of its own."""
+    """The libraries with a state of their own."""
 
-    def __init__(self, library: Path, folder: Path) -> None:
+    def __init__(self, libraries: Path, folder: Path) -> None:
         self.state = folder / "nvml-state"
-        self.environ = {"LD_LIBRARY_PATH": str(library.parent), "FAULTLINE_NVML_STATE": str(self.state)}
+        self.environ = {"LD_LIBRARY_PATH": str(libraries), "FAULTLINE_NVML_STATE": str(self.state)}
         self.set(HEALTHY_H200)
 
     def set(self, *states: dict[str, str], without: tuple[str, ...] = ()) -> None:

@@ -1,4 +1,4 @@
-"""The stand-in, compiled once."""
+"""The stand-ins, compiled once."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.nvml import StandIn, build
 
 
 @pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def libraries(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture
-def standin(library: Path, tmp_path: Path) -> StandIn:
-    return StandIn(library, tmp_path)
+def standin(libraries: Path, tmp_path: Path) -> StandIn:
+    return StandIn(libraries, tmp_path)

@@ -144,7 +144,7 @@ def test_the_documentation_table_has_a_row_for_each_metric() -> None:
     table = docs_table()
     assert table.count("\n") == len(METRICS) + 2
     assert (
-        "| `faultline_source_blind` | gauge | - | `source`: kernel, logs, kubelet, servers, pods, cluster | 6 | 1 while"
+        "| `faultline_source_blind` | gauge | - | `source`: kernel, logs, kubelet, servers, pods, cluster, nvml | 7 |"
         in table
     )
     for line in table.splitlines():
