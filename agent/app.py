@@ -33,6 +33,7 @@ from agent.pipeline import DETECTOR, KERNEL, LOADED, LOGS, Pipeline
 from agent.recovery import Holds, Recoveries
 from agent.report import metrics as m
 from agent.report.events import ObjectRef, Report, blind_report, node_ref
+from agent.report.gpus import GpuStatus, gpu_statuses
 from agent.report.http import StatusServer
 from agent.report.reporter import REPORT, Reporter
 from agent.report.status import Readiness, RuleStatus, SourceStatus
@@ -675,6 +676,11 @@ class App:
             )
             for r in self.book.rules
         )
+
+    def gpus(self) -> Sequence[GpuStatus]:
+        proc = self.settings.gpus.proc
+        last = self.nvml.last if self.nvml is not None and not self.nvml.error else None
+        return gpu_statuses(read_gpus(Path(proc)) if proc else None, last or NodeGpus(at=self._clock()))
 
     def readiness(self) -> Readiness:
         waiting = [

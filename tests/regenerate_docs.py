@@ -21,9 +21,11 @@ import msgspec
 from agent.config import Key, keys
 from agent.detect.recognise import recognise
 from agent.explain import as_json, explain
-from agent.model import ContainerRef, Evidence, Failure, Role, Signal
+from agent.gpus import GpuState, NodeGpus
+from agent.model import ContainerRef, Evidence, Failure, PciAddress, Role, Signal
 from agent.report import events, metrics
 from agent.report.events import Reason, fault_reports
+from agent.report.gpus import gpu_statuses
 from agent.report.status import Readiness, RuleStatus, SourceStatus
 from agent.respond.policy import plan_for
 from agent.rulebook import load_rulebook
@@ -189,6 +191,24 @@ _RULES = (
     RuleStatus(id="cuda/device-busy", title="CUDA refused a context", component="undecided", pack="cuda", hits=2),
 )
 
+_PCI = PciAddress("0000:5d:00")
+_GPUS = gpu_statuses(
+    {_PCI: "GPU-44444444-aaaa-bbbb-cccc-000000000005"},
+    NodeGpus(
+        at=104.0,
+        gpus=(
+            GpuState(
+                pci=_PCI,
+                uuid="GPU-44444444-aaaa-bbbb-cccc-000000000005",
+                model="NVIDIA H200",
+                recovery_action=1,
+                nvlinks={0: True},
+                unknown={"retired_pages": "Not Supported"},
+            ),
+        ),
+    ),
+)
+
 
 def _list(kind: str, *items: object) -> str:
     return _json({"apiVersion": "faultline.dev/v1", "kind": kind, "items": items})
@@ -239,6 +259,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "api/events": lambda: _list("EventList", *fault_reports(None, FAULT, node="gpu-1")),
     "api/sources": lambda: _list("SourceList", *_SOURCES),
     "api/rules": lambda: _list("RuleList", *_RULES),
+    "api/gpus": lambda: _list("GpuList", *_GPUS),
     "explain": lambda: _json(explained(pod=_POD, dmesg=_DMESG)),
     "explain/remedy": lambda: _json(refused_document()["verdicts"][0]["remedies"][0]),
 }

@@ -9,25 +9,10 @@ import click
 import msgspec
 
 from agent.cli import Unusable
-from agent.diagnose.gpu_health import findings
-from agent.gpus import GpuState, NodeGpus
-from agent.model import PciAddress
+from agent.gpus import NodeGpus
+from agent.report.gpus import GpuStatus, gpu_statuses, use_of
 
 PROC = "/proc/driver/nvidia"
-
-
-class Gpu(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """One GPU as the JSON shows it. `listed` is the driver's own list, which answers when NVML does not."""
-
-    pci: str
-    uuid: str
-    listed: bool
-    wrong: tuple[str, ...]
-    """What speaks against the hardware or its driver."""
-    notes: tuple[str, ...]
-    """How it is set up, where a program may stumble over that."""
-    state: GpuState | None = None
-    """None: NVML says nothing of it."""
 
 
 class Gpus(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +23,7 @@ class Gpus(msgspec.Struct, frozen=True, kw_only=True):
     nvml: str = ""
     """Why NVML tells nothing; empty where it does."""
     unnamed: tuple[str, ...] = ()
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[GpuStatus, ...] = ()
 
 
 @click.command("gpus")
@@ -83,33 +68,8 @@ async def _look(proc: Path) -> Gpus:
         cuda=told.cuda,
         nvml=source.error,
         unnamed=told.unnamed,
-        gpus=merged(read_gpus(proc), told),
+        gpus=gpu_statuses(read_gpus(proc), told),
     )
-
-
-def merged(listed: dict[PciAddress, str] | None, told: NodeGpus) -> tuple[Gpu, ...]:
-    """Every GPU that the driver lists or NVML tells of, by address. One that only one of them knows is a finding."""
-    states = {state.pci: state for state in told.gpus}
-    gpus = []
-    for pci in sorted((listed or {}).keys() | states.keys()):
-        state = states.get(pci)
-        found = findings(state) if state is not None else ()
-        wrong = [f.says for f in found if f.wrong]
-        if state is None and states:
-            wrong.append("NVML does not know it")
-        if listed is not None and pci not in listed:
-            wrong.append("the driver does not list it")
-        gpus.append(
-            Gpu(
-                pci=pci,
-                uuid=(state.uuid if state is not None else "") or (listed or {}).get(pci, ""),
-                listed=pci in (listed or {}),
-                wrong=tuple(wrong),
-                notes=tuple(f.says for f in found if not f.wrong),
-                state=state,
-            )
-        )
-    return tuple(gpus)
 
 
 def _print(shown: Gpus) -> None:
@@ -122,21 +82,8 @@ def _print(shown: Gpus) -> None:
         state = gpu.state
         mark = click.style("wrong", fg="red") if gpu.wrong else click.style("ok   ", fg="green") if state else "?    "
         model = state.model if state is not None else ""
-        click.echo(f"{mark}  {gpu.pci}  {gpu.uuid or '-':<40}  {model:<22}  {_use(state)}".rstrip())
+        click.echo(f"{mark}  {gpu.pci}  {gpu.uuid or '-':<40}  {model:<22}  {use_of(state)}".rstrip())
         for line in (*gpu.wrong, *gpu.notes):
             click.echo(f"       {line}")
     for line in shown.unnamed:
         click.echo(click.style("wrong", fg="red") + f"  a GPU whose address is not told: {line}")
-
-
-def _use(state: GpuState | None) -> str:
-    if state is None:
-        return ""
-    words = []
-    if state.memory_used is not None and state.memory_total:
-        words.append(f"{state.memory_used >> 20} of {state.memory_total >> 20} MiB")
-    if state.mig:
-        words.append(f"MIG, {len(state.mig_instances or ())} instances")
-    if state.processes:
-        words.append(", ".join(f"{p.name or 'pid'} {p.pid}" for p in state.processes[:8]))
-    return "; ".join(words)

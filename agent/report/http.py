@@ -100,6 +100,7 @@ class StatusServer:
             ("events", "EventList", state.events),
             ("sources", "SourceList", state.sources),
             ("rules", "RuleList", state.rules),
+            ("gpus", "GpuList", state.gpus),
         ):
             app.router.add_get(f"/api/v1/{path}", _list_handler(kind, items))
         return app

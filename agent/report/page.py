@@ -10,6 +10,7 @@ from html import escape
 
 from agent.model import Evidence, Fault, Plan, Severity, Verdict
 from agent.report.events import Report
+from agent.report.gpus import GpuStatus, use_of
 from agent.report.status import SourceStatus, State
 from agent.text import duration, printable
 
@@ -35,7 +36,7 @@ CONTENT_SECURITY_POLICY = (
 )
 """Nothing but our own style: text that slipped through the escaping could still load and run nothing."""
 
-_LINKS = ("faults", "failures", "verdicts", "plans", "events", "sources", "rules")
+_LINKS = ("faults", "failures", "verdicts", "plans", "events", "sources", "rules", "gpus")
 
 
 def status_page(state: State) -> str:
@@ -53,6 +54,7 @@ def status_page(state: State) -> str:
         _section("Plan", "Action|Target|Why", (_plan_row(p) for p in plans)),
         _section("Verdicts", "Backend|Cause|What to do|Evidence", (_verdict_row(v, now=now) for v in verdicts)),
         _section("Events", "Last seen|Type|Reason|Object|Message", (_event_row(e, now=now) for e in state.events())),
+        _section("GPUs", "Address|UUID|Model|State|Use", (_gpu_row(g) for g in state.gpus())),
         _section("Sources", "Source|State|Last read|Lost|Errors", (_source_row(s, now=now) for s in sources)),
         f"<p>As data: {', '.join(links)}</p>",
     ]
@@ -180,4 +182,18 @@ def _source_row(source: SourceStatus, *, now: float) -> list[str]:
         _ago(source.last_read, now=now),
         str(source.lost),
         str(source.errors),
+    ]
+
+
+def _gpu_row(gpu: GpuStatus) -> list[str]:
+    said = "; ".join((*gpu.wrong, *gpu.notes)) or (
+        "nothing speaks against it" if gpu.state is not None else "not known"
+    )
+    kind = "bad" if gpu.wrong else "good" if gpu.state is not None else ""
+    return [
+        _text(gpu.pci),
+        _text(gpu.uuid or "not told"),
+        _text(gpu.state.model if gpu.state is not None else ""),
+        f'<span class="{kind}">{_text(said)}</span>',
+        _text(use_of(gpu.state)),
     ]

@@ -16,8 +16,10 @@ from prometheus_client import CollectorRegistry
 from report_examples import FAULT, VERDICT
 
 from agent.doctor import server_on
-from agent.model import Action, Evidence, Fault, Plan, Severity, Verdict
+from agent.gpus import GpuProcess, GpuState, NodeGpus
+from agent.model import Action, Evidence, Fault, PciAddress, Plan, Severity, Verdict
 from agent.report.events import Report, fault_reports
+from agent.report.gpus import GpuStatus, gpu_statuses
 from agent.report.http import SERVER, ListenError, PortInUseError, StatusServer
 from agent.report.metrics import Metrics
 from agent.report.page import headline, status_page
@@ -35,6 +37,7 @@ class Known:
     waits_for: tuple[str, ...] = ()
     faults_: list[Fault] = field(default_factory=lambda: [FAULT])
     verdicts_: list[Verdict] = field(default_factory=lambda: [VERDICT])
+    gpus_: tuple[GpuStatus, ...] = ()
     broken: bool = False
 
     def now(self) -> float:
@@ -65,6 +68,9 @@ class Known:
 
     def sources(self) -> Sequence[SourceStatus]:
         return [SourceStatus(name="kernel", state="reading", how="/dev/kmsg", last_read=109.0)]
+
+    def gpus(self) -> Sequence[GpuStatus]:
+        return self.gpus_
 
     def rules(self) -> Sequence[RuleStatus]:
         return [RuleStatus(id="xid/79", title="t", component="gpu", hits=1)]
@@ -270,3 +276,27 @@ async def test_rubbish_on_the_port_does_not_end_the_server(client: aiohttp.Clien
         writer.close()
     async with client.get("/healthz") as answer:
         assert json.loads(await answer.text()) == {"status": "ok"}
+
+
+async def test_gpus_on_the_page_and_as_data(client: aiohttp.ClientSession, known: Known) -> None:
+    well, sick, mute = (PciAddress(f"0000:{bus}:00") for bus in ("1a", "3b", "5d"))
+    told = NodeGpus(
+        at=1.0,
+        gpus=(
+            GpuState(pci=well, uuid="GPU-1", model=HOSTILE, processes=(GpuProcess(pid=7, name=HOSTILE),)),
+            GpuState(pci=sick, uuid="GPU-2", recovery_action=1, compute_mode="prohibited"),
+        ),
+    )
+    known.gpus_ = gpu_statuses({well: "GPU-1", sick: "GPU-2", mute: "GPU-3"}, told)
+    async with client.get("/api/v1/gpus") as answer:
+        found = await answer.json()
+    assert found["kind"] == "GpuList" and [g["wrong"] for g in found["items"]] == [
+        [], ["the driver asks for a GPU reset"], ["NVML does not know it"],
+    ]  # fmt: skip
+    async with client.get("/") as answer:
+        page = await answer.text()
+    assert "nothing speaks against it" in page and "<script>" not in page
+    assert "the driver asks for a GPU reset; compute mode Prohibited" in page and "NVML does not know it" in page
+    known.gpus_ = gpu_statuses({mute: ""}, NodeGpus(at=1.0))
+    async with client.get("/") as answer:
+        assert "not known" in await answer.text(), "without NVML nothing is called well"
